@@ -1,0 +1,127 @@
+"""Everything that deltafmt raises on purpose, grouped by what the caller does about it.
+
+    DeltafmtError
+    ├── FormatError             an object is not what the format says: restore or re-publish it
+    │   └── ChecksumError       bytes or weights differ from their checksum or digest
+    ├── UnsupportedError        a valid request or object that this build cannot serve
+    ├── NotFoundError           the version, object or tensor is not there
+    │   └── VersionGoneError    it was there; retention removed it: start from a newer anchor
+    ├── BaseMismatchError       the live bits are not the base that the delta starts from
+    ├── CommitConflictError     another writer took the version: resume, then publish again
+    ├── CommitUnknownError      storage went away while committing: the next publish settles it
+    ├── IncompleteError         some ranks have not delivered their shards
+    ├── SchemaError             tensors do not fit the schema: names, shapes, dtypes
+    ├── LayoutError             a layout does not fit the schema or the local tensors
+    └── StoreError              storage failed or misbehaved: retry, or repair the storage
+
+Every error has a `kind`: one of the stable reason codes of `REASONS`, which the spec lists too.
+"""
+
+from __future__ import annotations
+
+REASONS: dict[str, str] = {
+    # names, shapes and dtypes
+    "dtype-unknown": "a dtype that format v1 does not know",
+    "dtype-mismatch": "a tensor's dtype is not the one that the schema or the layout names",
+    "shape-mismatch": "a tensor's shape is not the one that the schema or the layout names",
+    "shape-overflow": "a shape whose product of extents and element width reaches 2^63, or a negative extent",
+    "name-reserved": "a tensor name that the safetensors view reserves",
+    "name-invalid": "a tensor name that is not a UTF-8 string of at most 4,096 bytes",
+    "name-twice": "one tensor name stands twice in a schema",
+    "name-unknown": "a tensor name that the schema does not have",
+    "name-missing": "a tensor that the schema has was not given",
+    "alias-invalid": "an alias whose owner is missing, is an alias itself, or differs in dtype or shape",
+    "box-invalid": "a box with a negative or reversed range, or with two ranks",
+}
+"""Stable reason codes, each with the defect that it stands for."""
+
+
+class DeltafmtError(Exception):
+    """Base of all errors: what happened, where, what was expected and what was found.
+
+    `kind` is a key of `REASONS`; `where` names the object, tensor, file or field concerned.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str,
+        where: object = None,
+        expected: object = None,
+        found: object = None,
+    ) -> None:
+        assert kind in REASONS, f"unknown reason code {kind!r}"
+        super().__init__(message)
+        self.message = message
+        self.kind = kind
+        self.where = where
+        self.expected = expected
+        self.found = found
+
+    def __str__(self) -> str:
+        text = self.message if self.where is None else f"{self.message}: {self.where}"
+        facts = [
+            f"{label} {value}"
+            for label, value in (("expected", self.expected), ("found", self.found))
+            if value is not None
+        ]
+        return f"{text} ({', '.join(facts)})" if facts else text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword-only arguments do not survive the default pickling that worker processes rely on.
+        return _rebuild, (type(self), self.message, self.kind, self.where, self.expected, self.found)
+
+
+def _rebuild(
+    cls: type[DeltafmtError], message: str, kind: str, where: object, expected: object, found: object
+) -> DeltafmtError:
+    return cls(message, kind=kind, where=where, expected=expected, found=found)
+
+
+class FormatError(DeltafmtError):
+    """An object breaks a rule of the format."""
+
+
+class ChecksumError(FormatError):
+    """Bytes or weights differ from the checksum or digest recorded for them."""
+
+
+class UnsupportedError(DeltafmtError):
+    """A valid request, object or back end that this build cannot serve."""
+
+
+class NotFoundError(DeltafmtError):
+    """The version, object or tensor asked for does not exist."""
+
+
+class VersionGoneError(NotFoundError):
+    """The version existed and was removed by retention."""
+
+
+class BaseMismatchError(DeltafmtError):
+    """The live bits are not those of the base that a delta starts from."""
+
+
+class CommitConflictError(DeltafmtError):
+    """Another writer committed the version first; nothing was changed."""
+
+
+class CommitUnknownError(DeltafmtError):
+    """Storage became unreachable before the outcome of a commit was known."""
+
+
+class IncompleteError(DeltafmtError):
+    """A version cannot be committed because some ranks have not delivered."""
+
+
+class SchemaError(DeltafmtError):
+    """Tensors do not fit the schema."""
+
+
+class LayoutError(DeltafmtError):
+    """A layout does not fit the schema or the local tensors."""
+
+
+class StoreError(DeltafmtError):
+    """Storage failed, or did not do what it promised."""

@@ -1,0 +1,62 @@
+"""Torch tensors and numpy arrays as bit patterns: the only place that maps dtypes to torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from deltafmt.dtypes import dtype_of
+from deltafmt.errors import SchemaError
+
+NamedTensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
+"""Mapping, or iterable of pairs, from names to torch tensors or numpy arrays."""
+
+_SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_UNSIGNED = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of an element type of format v1."""
+    dtype = getattr(torch, dtype_of(name).name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise SchemaError("this torch has no such dtype", kind="dtype-unknown", where=name)
+    return dtype
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """Torch's name of a tensor's dtype, such as `bfloat16`."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def named(named_tensors: NamedTensors) -> dict[str, torch.Tensor]:
+    """Name the given tensors in order; numpy arrays become torch tensors that share their memory.
+
+    Raises `SchemaError` for a name that stands twice.
+    """
+    pairs = named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors
+    result: dict[str, torch.Tensor] = {}
+    for name, tensor in pairs:
+        if name in result:
+            raise SchemaError("tensor name stands twice", kind="name-twice", where=repr(name))
+        result[name] = tensor.detach() if isinstance(tensor, torch.Tensor) else torch.from_numpy(tensor)
+    return result
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The same elements, shape and strides as signed integers of the elements' width (shares memory)."""
+    return tensor.detach().view(_SIGNED[tensor.element_size()])
+
+
+def numpy_bits(tensor: torch.Tensor) -> npt.NDArray[np.unsignedinteger]:
+    """A CPU tensor's bit patterns as an unsigned numpy array of the same shape and strides (shares memory)."""
+    integers = bits(tensor).numpy()
+    return integers.view(_UNSIGNED[tensor.element_size()])
+
+
+def empty(dtype: str, shape: tuple[int, ...], device: torch.device | str = "cpu") -> torch.Tensor:
+    """A new contiguous tensor whose elements are not initialised."""
+    return torch.empty(shape, dtype=torch_dtype(dtype), device=device)
