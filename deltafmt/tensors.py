@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -35,19 +36,36 @@ def dtype_name(tensor: torch.Tensor) -> str:
 def named(named_tensors: NamedTensors) -> dict[str, torch.Tensor]:
     """Name the given tensors in order; numpy arrays become torch tensors that share their memory.
 
-    Raises `SchemaError` for a name that stands twice.
+    Raises `SchemaError` for a name that stands twice and for an array that torch cannot share.
     """
     pairs = named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors
     result: dict[str, torch.Tensor] = {}
     for name, tensor in pairs:
         if name in result:
             raise SchemaError("tensor name stands twice", kind="name-twice", where=repr(name))
-        result[name] = tensor.detach() if isinstance(tensor, torch.Tensor) else torch.from_numpy(tensor)
+        result[name] = tensor.detach() if isinstance(tensor, torch.Tensor) else _shared(name, tensor)
     return result
 
 
+def _shared(name: str, array: Any) -> torch.Tensor:
+    try:
+        with warnings.catch_warnings():
+            # A read-only array is a fine source; whoever writes into it is stopped by the operating system.
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
+            return torch.from_numpy(array)
+    except (TypeError, ValueError) as error:
+        raise SchemaError(
+            f"torch cannot share this array ({error})", kind="dtype-unknown", where=repr(name)
+        ) from error
+
+
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The same elements, shape and strides as signed integers of the elements' width (shares memory)."""
+    """The same elements, shape and strides as signed integers of the elements' width (shares memory).
+
+    Raises `SchemaError` for a lazily conjugated or negated view, whose memory holds other bits than it shows.
+    """
+    if tensor.is_conj() or tensor.is_neg():
+        raise SchemaError("a lazy conjugate or negative view has no bits of its own", kind="dtype-mismatch")
     return tensor.detach().view(_SIGNED[tensor.element_size()])
 
 
