@@ -1,0 +1,19 @@
+"""CRC32C for bytes in transit, BLAKE2b for names by content."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Buffer
+from typing import cast
+
+import crc32c as _crc32c
+
+
+def crc32c(data: Buffer, value: int = 0) -> int:
+    """CRC-32C (Castagnoli) of `data`, going on from `value`."""
+    return cast("int", _crc32c.crc32c(data, value))
+
+
+def blake2b(data: Buffer) -> bytes:
+    """BLAKE2b-256 of `data`."""
+    return hashlib.blake2b(data, digest_size=32).digest()

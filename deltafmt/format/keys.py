@@ -1,0 +1,82 @@
+"""Names of objects under a root: made here, parsed here, checked here."""
+
+from __future__ import annotations
+
+import re
+
+from deltafmt.errors import FormatError
+from deltafmt.format.constants import MAX_VERSION
+
+LINEAGE = "lineage.dfm"
+VERSIONS, WAYS, SCHEMAS, TILINGS, FILES = "versions", "ways", "schemas", "tilings", "files"
+DATA, WAYS_DATA = "data", "ways-data"
+ANCHOR = "anchor"
+
+_VERSION_KEY = re.compile(r"versions/(\d{20})\.dfm")
+_WAY_KEY = re.compile(r"ways/(\d{20})/(\d{20}|anchor)\.dfm")
+
+
+def schema_key(digest: bytes) -> str:
+    return f"{SCHEMAS}/{digest.hex()}.dfm"
+
+
+def tiling_key(digest: bytes) -> str:
+    return f"{TILINGS}/{digest.hex()}.dfm"
+
+
+def file_key(digest: bytes) -> str:
+    return f"{FILES}/{digest.hex()}"
+
+
+def version_key(version: int) -> str:
+    return f"{VERSIONS}/{version:020d}.dfm"
+
+
+def ways_folder(version: int) -> str:
+    return f"{WAYS}/{version:020d}"
+
+
+def way_key(version: int, base: int | None) -> str:
+    return f"{ways_folder(version)}/{_base(base)}.dfm"
+
+
+def shard_key(*, version: int, base: int | None, attempt: bytes, writer: int, further: bool) -> str:
+    """Key of a shard; `further` for a way beside the version's first one."""
+    folder = f"{WAYS_DATA}/{version:020d}/{_base(base)}" if further else f"{DATA}/{version:020d}"
+    return f"{folder}/{attempt.hex()}/{writer:05d}.dfs"
+
+
+def version_of(key: str) -> int | None:
+    """The version whose manifest has this key; None for any other key."""
+    match = _VERSION_KEY.fullmatch(key)
+    return int(match[1]) if match and int(match[1]) < MAX_VERSION else None
+
+
+def way_of(key: str) -> tuple[int, int | None] | None:
+    """(version, base) of the further way whose manifest has this key; None for any other key."""
+    match = _WAY_KEY.fullmatch(key)
+    if not match or int(match[1]) >= MAX_VERSION:
+        return None
+    return int(match[1]), None if match[2] == ANCHOR else int(match[2])
+
+
+def _base(base: int | None) -> str:
+    return ANCHOR if base is None else f"{base:020d}"
+
+
+def check_name(name: str, *, where: object = None) -> str:
+    """`name` itself if it is a relative path that stays below its root, else `FormatError` (`key-unsafe`).
+
+    No empty, `.` or `..` part, no leading slash, backslash, scheme, percent escape or control byte.
+    """
+    parts = name.split("/")
+    unsafe = (
+        any(part in ("", ".", "..") for part in parts)
+        or any(ord(char) < 32 or ord(char) == 127 for char in name)
+        or any(char in name for char in "\\:%")
+        or len(name) > 1024
+        or not name.isprintable()
+    )
+    if unsafe:
+        raise FormatError("name leaves its root or is unsafe", kind="key-unsafe", where=where, found=repr(name)[:200])
+    return name

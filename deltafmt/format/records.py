@@ -1,0 +1,252 @@
+"""The records of format v1. Parsing and emitting are derived from what stands here, and the spec's field
+tables are held equal to it.
+
+A table is stored column by column; each of its arrays has one element per row. All integers are
+little-endian.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+def _column(dtype: str, doc: str) -> Any:
+    return field(metadata={"type": dtype, "doc": doc})
+
+
+def _entry(wire: str, doc: str, **default: Any) -> Any:
+    return field(metadata={"type": wire, "doc": doc}, **default)
+
+
+class Table:
+    """Base of the tables: row count, and the (name, element type) of each column."""
+
+    __slots__ = ()
+
+    @classmethod
+    def columns(cls) -> tuple[tuple[str, np.dtype[Any]], ...]:
+        return tuple((f.name, np.dtype(f.metadata["type"])) for f in fields(cls))  # type: ignore[arg-type]
+
+    @classmethod
+    def empty(cls) -> Any:
+        return cls(**{name: np.empty(0, dtype) for name, dtype in cls.columns()})
+
+    @classmethod
+    def of_rows(cls, rows: list[tuple[int, ...]]) -> Any:
+        """A table of given rows, each in the order of the columns."""
+        turned = zip(*rows, strict=True) if rows else [()] * len(cls.columns())
+        names = cls.columns()
+        return cls(**{n: np.array(v, dtype) for (n, dtype), v in zip(names, turned, strict=True)})
+
+    def __len__(self) -> int:
+        return len(getattr(self, self.columns()[0][0]))
+
+    def take(self, rows: Any) -> Any:
+        """The table of the chosen rows (an index array, mask or slice)."""
+        return type(self)(**{name: getattr(self, name)[rows] for name, _ in self.columns()})
+
+    def replaced(self, **columns: Array) -> Any:
+        """The table with some columns exchanged."""
+        return type(self)(**{name: columns.get(name, getattr(self, name)) for name, _ in self.columns()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorTable(Table):
+    """Tensors of a schema, in order."""
+
+    name_length: Array = _column("<u4", "bytes of the tensor's name in `names`")
+    dtype: Array = _column("<u1", "index into `dtypes`")
+    rank: Array = _column("<u1", "number of dimensions; that many extents in `shapes`")
+    alias: Array = _column("<u4", "0, or 1 + row of the tensor that owns the elements")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DomainShapeTable(Table):
+    """Domains of a tiling, in order."""
+
+    width: Array = _column("<u1", "bytes per element: 1, 2, 4 or 8")
+    boxes: Array = _column("<u4", "number of boxes, at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoxTable(Table):
+    """Boxes of a tiling, domain after domain."""
+
+    tensor: Array = _column("<u4", "row of the tensor in the schema; never an alias")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardTable(Table):
+    """Shards of a way; a shard's key follows from version, base, attempt and writer."""
+
+    writer: Array = _column("<u4", "rank of the writer, ascending")
+    size: Array = _column("<u8", "bytes of the whole shard object")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkTable(Table):
+    """Chunks, ascending by (domain, operation)."""
+
+    shard: Array = _column("<u4", "row in the shard table; 0 in a footer")
+    domain: Array = _column("<u4", "domain of the tiling")
+    operation: Array = _column("<u1", "1 set, 2 step, 3 dense")
+    order: Array = _column("<u1", "order of bit patterns: 0 plain, 1 sign-magnitude")
+    width: Array = _column("<u1", "bytes per element, the domain's")
+    shift: Array = _column("<u1", "low bits of each distance that stand in `low`, 0 to 16; 0 for dense")
+    block: Array = _column("<u1", "log2 of the elements of a block, 6 to 24; 0 for dense")
+    listed: Array = _column("<u4", "elements listed, at least 1; for dense the domain's volume")
+    offset: Array = _column("<u8", "first byte of the chunk's first column in the shard")
+    columns: Array = _column("<u1", "number of columns stored")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnTable(Table):
+    """Columns of all chunks, chunk after chunk, ascending by id within one."""
+
+    column: Array = _column("<u1", "0 gap, 1 low, 2 block, 3 code, 4 magnitude, 5 escape, 16+j byte plane j")
+    codec: Array = _column("<u1", "0 raw, 1 zstd")
+    stored: Array = _column("<u8", "bytes stored")
+    raw: Array = _column("<u8", "bytes after decoding, at least 1")
+    crc: Array = _column("<u4", "CRC32C of the stored bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DomainTable(Table):
+    """Content digests of domains, ascending by domain."""
+
+    domain: Array = _column("<u4", "domain of the tiling")
+    digest0: Array = _column("<u8", "first lane of the digest of the result")
+    digest1: Array = _column("<u8", "second lane of the digest of the result")
+    base0: Array = _column("<u8", "first lane of the digest of the base's elements; 0 where unknown")
+    base1: Array = _column("<u8", "second lane of the digest of the base's elements; 0 where unknown")
+    base_known: Array = _column("<u1", "1 where the base digest is given, else 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DigestTable(Table):
+    """Content digests of all tensors, in the schema's order; an alias has its owner's."""
+
+    digest0: Array = _column("<u8", "first lane: sum over the tensor's domains")
+    digest1: Array = _column("<u8", "second lane: sum over the tensor's domains")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineageRecord:
+    """`lineage.dfm`: what a root holds."""
+
+    lineage: bytes = _entry("bin16", "random id of the lineage")
+    created: int = _entry("int", "creation time, milliseconds since 1970 UTC")
+    schema: bytes = _entry("bin32", "digest of the first version's schema")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaRecord:
+    """`schemas/<digest>.dfm`: the ordered table of tensors."""
+
+    dtypes: list[str] = _entry("texts", "names of the dtypes used, as torch names them")
+    tensors: TensorTable = _entry("TensorTable", "the tensors")
+    names: Array = _entry("column u1", "UTF-8 names, one behind another")
+    shapes: Array = _entry("column u8", "extents, tensor after tensor")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TilingRecord:
+    """`tilings/<digest>.dfm`: the domains into which a schema is cut."""
+
+    schema: bytes = _entry("bin32", "digest of the schema")
+    domains: DomainShapeTable = _entry("DomainShapeTable", "the domains")
+    boxes: BoxTable = _entry("BoxTable", "their boxes")
+    starts: Array = _entry("column u8", "first index of each box per dimension, box after box")
+    stops: Array = _entry("column u8", "index behind the last of each box per dimension, box after box")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """`versions/<version>.dfm` (kind `version`) or `ways/<version>/<base or anchor>.dfm` (kind `way`)."""
+
+    lineage: bytes = _entry("bin16", "id of the lineage")
+    version: int = _entry("int", "the version that the way leads to")
+    base: int | None = _entry("int?", "the version that it starts from; nil for an anchor")
+    base_digest: bytes | None = _entry("bin32?", "digest of versions/<base>.dfm; nil for an anchor")
+    target_digest: bytes | None = _entry("bin32?", "kind `way` only: digest of versions/<version>.dfm; else nil")
+    schema: bytes = _entry("bin32", "digest of the schema of the result")
+    tiling: bytes = _entry("bin32", "digest of the tiling of the chunks")
+    attempt: bytes = _entry("bin16", "random id of the try that wrote the shards")
+    writers: int = _entry("int", "number of writer ranks")
+    created: int = _entry("int", "time of the commit, milliseconds since 1970 UTC")
+    data: bool = _entry("bool", "false for an anchor whose bytes are elsewhere (see `meta`)")
+    meta: dict[str, Any] = _entry("map", "free for the trainer: step and what else it likes")
+    files: dict[str, tuple[bytes, int]] = _entry("files", "side files: relative name -> [BLAKE2b-256, bytes]")
+    changed: int | None = _entry("int?", "elements whose bits differ from the base's; nil where unknown")
+    listed: int = _entry("int", "elements stored in all chunks")
+    shards: ShardTable = _entry("ShardTable", "the shards")
+    chunks: ChunkTable = _entry("ChunkTable", "the chunks")
+    columns: ColumnTable = _entry("ColumnTable", "their columns")
+    domains: DomainTable = _entry("DomainTable", "digests of domains")
+    tensors: DigestTable = _entry("DigestTable", "digests of tensors")
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the way's shards."""
+        return int(self.shards.size.sum())
+
+    @property
+    def is_way(self) -> bool:
+        """Whether this is a further way to a version that exists already."""
+        return self.target_digest is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footer:
+    """The end of a shard: its chunk table again, and the receipt of the rank that wrote it."""
+
+    lineage: bytes = _entry("bin16", "id of the lineage")
+    version: int = _entry("int", "the version that the way leads to")
+    base: int | None = _entry("int?", "the version that it starts from; nil for an anchor")
+    schema: bytes = _entry("bin32", "digest of the schema of the result")
+    tiling: bytes = _entry("bin32", "digest of the tiling of the chunks")
+    attempt: bytes = _entry("bin16", "random id of the try")
+    writer: int = _entry("int", "rank of the writer")
+    writers: int = _entry("int", "number of writer ranks")
+    changed: int | None = _entry("int?", "as in the manifest, of this rank")
+    listed: int = _entry("int", "as in the manifest, of this rank")
+    chunks: ChunkTable = _entry("ChunkTable", "the shard's chunks")
+    columns: ColumnTable = _entry("ColumnTable", "their columns")
+    domains: DomainTable = _entry("DomainTable", "digests of the domains that this rank owns")
+
+
+TABLES: dict[str, type[Table]] = {
+    table.__name__: table
+    for table in (
+        TensorTable,
+        DomainShapeTable,
+        BoxTable,
+        ShardTable,
+        ChunkTable,
+        ColumnTable,
+        DomainTable,
+        DigestTable,
+    )
+}
+"""Every table by its name."""
+
+RECORDS: dict[str, type[Any]] = {
+    "lineage": LineageRecord,
+    "schema": SchemaRecord,
+    "tiling": TilingRecord,
+    "version": Manifest,
+    "way": Manifest,
+    "footer": Footer,
+}
+"""The record of each kind of metadata object."""
+
+
+def described(record: type[Any]) -> list[tuple[str, str, str]]:
+    """(field, wire type, meaning) of each field of a record or table, in order."""
+    return [(f.name, f.metadata["type"], f.metadata["doc"]) for f in fields(record)]
