@@ -1,0 +1,103 @@
+"""Bit-exact weight versions from a trainer to live inference engines, through storage.
+
+What stands in `__all__` is public. Names are loaded when first used, so that `import deltafmt` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deltafmt.errors import (
+        BaseMismatchError,
+        ChecksumError,
+        CommitConflictError,
+        CommitUnknownError,
+        DeltafmtError,
+        FormatError,
+        IncompleteError,
+        LayoutError,
+        NotFoundError,
+        SchemaError,
+        StoreError,
+        UnsupportedError,
+        VersionGoneError,
+    )
+    from deltafmt.geometry import Box
+    from deltafmt.layout import Layout, Placement
+    from deltafmt.lineage import Lineage, create, open  # noqa: A004 (the word everybody expects)
+    from deltafmt.read.receiver import Receiver
+    from deltafmt.schema import Schema, TensorSpec
+    from deltafmt.write.detect import SnapshotDetector
+    from deltafmt.write.options import WriterOptions
+    from deltafmt.write.writer import PendingVersion, Writer
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "errors": (
+        "BaseMismatchError",
+        "ChecksumError",
+        "CommitConflictError",
+        "CommitUnknownError",
+        "DeltafmtError",
+        "FormatError",
+        "IncompleteError",
+        "LayoutError",
+        "NotFoundError",
+        "SchemaError",
+        "StoreError",
+        "UnsupportedError",
+        "VersionGoneError",
+    ),
+    "geometry": ("Box",),
+    "layout": ("Layout", "Placement"),
+    "lineage": ("Lineage", "create", "open"),
+    "read.receiver": ("Receiver",),
+    "schema": ("Schema", "TensorSpec"),
+    "write.detect": ("SnapshotDetector",),
+    "write.options": ("WriterOptions",),
+    "write.writer": ("PendingVersion", "Writer"),
+}
+_HOME_OF = {name: f"{__name__}.{home}" for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "BaseMismatchError",
+    "Box",
+    "ChecksumError",
+    "CommitConflictError",
+    "CommitUnknownError",
+    "DeltafmtError",
+    "FormatError",
+    "IncompleteError",
+    "Layout",
+    "LayoutError",
+    "Lineage",
+    "NotFoundError",
+    "PendingVersion",
+    "Placement",
+    "Receiver",
+    "Schema",
+    "SchemaError",
+    "SnapshotDetector",
+    "StoreError",
+    "TensorSpec",
+    "UnsupportedError",
+    "VersionGoneError",
+    "Writer",
+    "WriterOptions",
+    "create",
+    "open",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
