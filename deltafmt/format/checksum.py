@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Buffer
-from typing import cast
+from typing import Any, cast
 
 import crc32c as _crc32c
+import numpy.typing as npt
+
+Buffer = bytes | bytearray | memoryview | npt.NDArray[Any]
 
 
 def crc32c(data: Buffer, value: int = 0) -> int:

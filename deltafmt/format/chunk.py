@@ -1,0 +1,161 @@
+"""Columns of one chunk to stored buffers and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from deltafmt.errors import ChecksumError, FormatError
+from deltafmt.format.checksum import crc32c
+from deltafmt.format.codec import compress, decompress
+from deltafmt.format.constants import (
+    BLOCK,
+    CODE,
+    COLUMNS,
+    DENSE,
+    ESCAPE,
+    GAP,
+    LOW,
+    MAGNITUDE,
+    PLANE,
+    SET,
+    STEP,
+)
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkHead:
+    """What the chunk table says of one chunk, shard and offset left out (see `records.ChunkTable`)."""
+
+    domain: int
+    operation: int
+    order: int
+    width: int
+    shift: int
+    block: int
+    listed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedChunk:
+    """A chunk ready to be stored.
+
+    `columns` holds a row of the column table per buffer: (column id, codec, stored, raw, crc).
+    """
+
+    head: ChunkHead
+    columns: tuple[tuple[int, int, int, int, int], ...]
+    buffers: tuple[bytes, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(len, self.buffers))
+
+
+def pack_chunk(head: ChunkHead, columns: Mapping[int, Bytes]) -> PackedChunk:
+    """Compress and checksum the columns (id -> raw bytes); empty ones are left out."""
+    rows, buffers = [], []
+    for column in sorted(columns):
+        raw = columns[column]
+        if len(raw) == 0:
+            continue
+        codec, stored = compress(raw)
+        rows.append((column, codec, len(stored), len(raw), crc32c(stored)))
+        buffers.append(stored)
+    return PackedChunk(head=head, columns=tuple(rows), buffers=tuple(buffers))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnHead:
+    """One row of the column table."""
+
+    column: int
+    codec: int
+    stored: int
+    raw: int
+    crc: int
+
+
+def unpack_chunk(
+    head: ChunkHead,
+    columns: tuple[ColumnHead, ...],
+    data: memoryview,
+    *,
+    volume: int,
+    blocks: int,
+    where: object,
+) -> dict[int, Bytes]:
+    """Raw columns of a stored chunk: checksums first, then lengths, then decoding.
+
+    `data` holds the chunk's stored columns back to back; `volume` is the domain's, `blocks` the number of
+    blocks that its boxes are cut into. Nothing larger than these allow is allocated. Columns may alias
+    `data`.
+    """
+    check_columns(head, columns, volume=volume, blocks=blocks, where=where)
+    expected = sum(column.stored for column in columns)
+    if len(data) != expected:
+        raise FormatError("chunk is cut", kind="truncated", where=where, expected=expected, found=len(data))
+    result, start = {}, 0
+    for column in columns:
+        stored = data[start : start + column.stored]
+        start += column.stored
+        place = f"{where}, column {COLUMNS[column.column]}"
+        found = crc32c(stored)
+        if found != column.crc:
+            raise ChecksumError(
+                "column does not match its CRC32C",
+                kind="crc-mismatch",
+                where=place,
+                expected=f"{column.crc:08x}",
+                found=f"{found:08x}",
+            )
+        result[column.column] = decompress(column.codec, stored, column.raw, where=place)
+    return result
+
+
+def check_columns(
+    head: ChunkHead, columns: tuple[ColumnHead, ...], *, volume: int, blocks: int, where: object
+) -> None:
+    """Raise `FormatError` unless exactly the columns of the operation are there, with possible lengths."""
+    limits = column_limits(head, volume=volume, blocks=blocks)
+    found = {column.column: column.raw for column in columns}
+    if list(found) != sorted(found) or len(found) != len(columns):
+        raise FormatError("columns are not in order", kind="column-order", where=where)
+    for column, (low, high) in limits.items():
+        if not low <= found.pop(column, 0) <= high:
+            raise FormatError(
+                "column has an impossible length",
+                kind="column-length",
+                where=f"{where}, column {COLUMNS[column]}",
+                expected=f"{low} to {high} bytes",
+                found={c.column: c.raw for c in columns}.get(column, 0),
+            )
+    if found:
+        raise FormatError(
+            "column does not belong to the operation",
+            kind="column-unexpected",
+            where=where,
+            found=", ".join(str(COLUMNS.get(column, column)) for column in found),
+        )
+
+
+def column_limits(head: ChunkHead, *, volume: int, blocks: int) -> dict[int, tuple[int, int]]:
+    """(least, most) raw bytes of each column that a chunk may have."""
+    n, width = head.listed, head.width
+    planes = {PLANE + j: (n, n) for j in range(width)}
+    if head.operation == DENSE:
+        return planes
+    # An entry of 255 goes on by at least one element times 2^shift, so entries are bounded by the volume.
+    entries = n + (volume >> head.shift) // 255 + 1
+    packed = (n * head.shift + 7) // 8
+    positions = {GAP: (n, entries), LOW: (packed, packed), BLOCK: (16 * blocks, 16 * blocks)}
+    if head.operation == SET:
+        return positions | planes
+    assert head.operation == STEP
+    codes = (2 * n + 7) // 8
+    return positions | {CODE: (codes, codes), MAGNITUDE: (0, n), ESCAPE: (0, n * width)}

@@ -1,0 +1,204 @@
+"""Schemas, tilings, manifests, footers and the lineage descriptor as objects.
+
+Emitting gives an object's whole bytes; parsing raises `FormatError`, `ChecksumError` or `UnsupportedError`.
+`where` names the object in errors.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from deltafmt.dtypes import DTYPES
+from deltafmt.errors import DeltafmtError, FormatError
+from deltafmt.format.body import content_digest, emit, parse
+from deltafmt.format.constants import MAX_OBJECT_BYTES, WIDTHS
+from deltafmt.format.records import (
+    BoxTable,
+    DomainShapeTable,
+    Footer,
+    LineageRecord,
+    Manifest,
+    SchemaRecord,
+    TensorTable,
+    TilingRecord,
+)
+from deltafmt.schema import MAX_RANK, Schema, TensorSpec
+from deltafmt.tiling import Tiling, padded_rank
+
+Data = bytes | memoryview
+
+
+def emit_lineage(record: LineageRecord) -> bytes:
+    return emit(record, "lineage")
+
+
+def parse_lineage(data: Data, *, where: object) -> LineageRecord:
+    return cast("LineageRecord", parse(data, "lineage", where=where))
+
+
+def emit_manifest(manifest: Manifest) -> bytes:
+    return emit(manifest, "way" if manifest.is_way else "version")
+
+
+def parse_manifest(data: Data, *, way: bool, where: object, limit: int = MAX_OBJECT_BYTES) -> Manifest:
+    """A version's manifest, or with `way` that of a further way."""
+    manifest = cast("Manifest", parse(data, "way" if way else "version", where=where, limit=limit))
+    if manifest.is_way != way:
+        raise FormatError(
+            "a further way names its target's digest, a version does not", kind="target-digest", where=where
+        )
+    return manifest
+
+
+def emit_footer(footer: Footer) -> bytes:
+    return emit(footer, "footer")
+
+
+def parse_footer(data: Data, *, where: object) -> Footer:
+    return cast("Footer", parse(data, "footer", where=where))
+
+
+def emit_schema(schema: Schema) -> bytes:
+    return emit(_schema_record(schema), "schema")
+
+
+def digest_of_schema(schema: Schema) -> bytes:
+    """Digest under which the schema is stored."""
+    return content_digest(_schema_record(schema), "schema")
+
+
+def parse_schema(data: Data, *, where: object, digest: bytes | None = None) -> Schema:
+    """The schema of an object; with `digest` its content is checked against that name."""
+    record = cast("SchemaRecord", parse(data, "schema", where=where))
+    _check_digest(record, "schema", digest, where)
+    ranks = record.tensors.rank.astype(np.int64)
+    lengths = record.tensors.name_length.astype(np.int64)
+    if (ranks > MAX_RANK).any():
+        raise FormatError("rank is out of bounds", kind="shape-overflow", where=where, expected=MAX_RANK)
+    if int(ranks.sum()) != len(record.shapes) or int(lengths.sum()) != len(record.names):
+        raise FormatError("columns disagree with the table of tensors", kind="column-length", where=where)
+    if (record.shapes >= 2**63).any():
+        raise FormatError("extent is out of bounds", kind="shape-overflow", where=where)
+    for name in record.dtypes:
+        if name not in DTYPES:
+            raise FormatError("unknown dtype", kind="dtype-unknown", where=where, found=repr(name)[:80])
+    if (record.tensors.dtype >= len(record.dtypes)).any():
+        raise FormatError("dtype index is out of range", kind="index-range", where=where)
+    if (record.tensors.alias > len(ranks)).any():
+        raise FormatError("alias row is out of range", kind="index-range", where=where)
+    try:
+        return Schema(tuple(_specs(record, ranks, lengths, where)))
+    except FormatError:
+        raise
+    except DeltafmtError as error:
+        raise FormatError(
+            error.message,
+            kind=error.kind,
+            where=f"{where}, tensor {error.where}",
+            expected=error.expected,
+            found=error.found,
+        ) from error
+
+
+def _specs(record: SchemaRecord, ranks: Any, lengths: Any, where: object) -> list[TensorSpec]:
+    blob, extents = record.names.tobytes(), record.shapes.tolist()
+    name_ends, shape_ends = np.cumsum(lengths).tolist(), np.cumsum(ranks).tolist()
+    try:
+        names = [blob[a:b].decode() for a, b in zip([0, *name_ends], name_ends, strict=False)]
+    except UnicodeDecodeError as error:
+        raise FormatError("tensor name is not UTF-8", kind="name-invalid", where=where) from error
+    shapes = [tuple(extents[a:b]) for a, b in zip([0, *shape_ends], shape_ends, strict=False)]
+    aliases = [names[row - 1] if row else None for row in record.tensors.alias.tolist()]
+    dtypes = [record.dtypes[row] for row in record.tensors.dtype.tolist()]
+    return [TensorSpec(*fields) for fields in zip(names, dtypes, shapes, aliases, strict=True)]
+
+
+def _schema_record(schema: Schema) -> SchemaRecord:
+    dtypes = list(dict.fromkeys(spec.dtype for spec in schema))
+    names = [spec.name.encode() for spec in schema]
+    rows = [
+        (
+            len(name),
+            dtypes.index(spec.dtype),
+            len(spec.shape),
+            0 if spec.alias_of is None else 1 + schema.index(spec.alias_of),
+        )
+        for name, spec in zip(names, schema, strict=True)
+    ]
+    return SchemaRecord(
+        dtypes=dtypes,
+        tensors=TensorTable.of_rows(rows),
+        names=np.frombuffer(b"".join(names), np.uint8),
+        shapes=np.array([extent for spec in schema for extent in spec.shape], "<u8"),
+    )
+
+
+def emit_tiling(tiling: Tiling, schema: Schema) -> bytes:
+    return emit(_tiling_record(tiling, schema), "tiling")
+
+
+def digest_of_tiling(tiling: Tiling, schema: Schema) -> bytes:
+    """Digest under which the tiling is stored."""
+    return content_digest(_tiling_record(tiling, schema), "tiling")
+
+
+def parse_tiling(data: Data, schema: Schema, *, where: object, digest: bytes | None = None) -> Tiling:
+    """The tiling of an object, checked to cover the schema exactly once."""
+    record = cast("TilingRecord", parse(data, "tiling", where=where))
+    _check_digest(record, "tiling", digest, where)
+    if record.schema != digest_of_schema(schema):
+        raise FormatError("tiling of another schema", kind="schema-mismatch", where=where)
+    tensors = record.boxes.tensor.astype(np.int64)
+    if (tensors >= len(schema)).any():
+        raise FormatError("box of a tensor that the schema lacks", kind="box-tensor", where=where)
+    if not np.isin(record.domains.width, WIDTHS).all():
+        raise FormatError("element width is out of range", kind="width-mismatch", where=where)
+    counts = record.domains.boxes.astype(np.int64)
+    ranks = np.array([len(spec.shape) for spec in schema], np.int64)[tensors]
+    if int(counts.sum()) != len(tensors):
+        raise FormatError("domains and boxes disagree", kind="column-length", where=where)
+    if not int(ranks.sum()) == len(record.starts) == len(record.stops):
+        raise FormatError("box corners and ranks disagree", kind="column-length", where=where)
+    if (record.stops >= 2**63).any() or (record.starts >= 2**63).any():
+        raise FormatError("box corner is out of range", kind="box-outside", where=where)
+    used = _used_dims(ranks, padded_rank(schema))
+    start, stop = np.zeros(used.shape, np.int64), np.ones(used.shape, np.int64)
+    start[used], stop[used] = record.starts, record.stops
+    tiling = Tiling(
+        widths=record.domains.width,
+        domain_box=np.concatenate(([0], np.cumsum(counts))),
+        box_tensor=tensors,
+        box_start=start,
+        box_stop=stop,
+    )
+    tiling.check(schema, where=where)
+    return tiling
+
+
+def _tiling_record(tiling: Tiling, schema: Schema) -> TilingRecord:
+    ranks = np.array([len(spec.shape) for spec in schema], np.int64)[tiling.box_tensor]
+    used = _used_dims(ranks, tiling.box_start.shape[1])
+    return TilingRecord(
+        schema=digest_of_schema(schema),
+        domains=DomainShapeTable(width=tiling.widths, boxes=np.diff(tiling.domain_box).astype("<u4")),
+        boxes=BoxTable(tensor=tiling.box_tensor.astype("<u4")),
+        starts=tiling.box_start[used].astype("<u8"),
+        stops=tiling.box_stop[used].astype("<u8"),
+    )
+
+
+def _used_dims(ranks: npt.NDArray[np.int64], rank: int) -> npt.NDArray[np.bool_]:
+    return np.arange(rank) >= rank - ranks[:, None]
+
+
+def _check_digest(record: Any, kind: str, digest: bytes | None, where: object) -> None:
+    if digest is None:
+        return
+    found = content_digest(record, kind)
+    if found != digest:
+        raise FormatError(
+            "content differs from its name", kind="digest-mismatch", where=where, expected=digest.hex(), found=found.hex()
+        )
