@@ -68,6 +68,13 @@ REASONS: dict[str, str] = {
     # chunks
     "column-order": "columns that are not in ascending order, or stand twice",
     "column-unexpected": "a column that does not belong to the chunk's operation",
+    "block-counts": "counts of a chunk's blocks that disagree with its columns",
+    "gap-trailing": "a block whose last gap byte lists no element",
+    "position-outside": "a position outside its block",
+    "position-twice": "a position that stands in both chunks of a domain",
+    "padding-nonzero": "padding bits that are not zero",
+    "escape-short": "an escaped step that needs no escape, or a step too long for its width",
+    "escape-sign": "an escaped step whose sign differs from its code",
     # layouts
     "target-unfilled": "a local element that is neither placed nor declared untouched",
     "target-strides": "a local tensor whose elements share memory",

@@ -1,0 +1,353 @@
+"""Writing changes into live tensors in CPU memory, and reading live elements, through segments.
+
+Targets are given as memory addresses of their first elements, so that one call serves all tensors of a
+domain. The caller keeps the tensors alive and has validated the layout: no bound is checked here.
+Different domains hold different elements, so that calls for different domains may run side by side.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from deltafmt.kernels.digest import BLOCK_WORDS, Digest, U64, add_element, block_multiplier, multipliers
+from deltafmt.kernels.intrinsics import load, store
+from deltafmt.kernels.positions import Positions
+from deltafmt.kernels.steps import from_key, to_key
+from deltafmt.segments import SegmentTable
+
+Bits = npt.NDArray[Any]
+Addresses = npt.NDArray[np.int64]
+
+_BATCH = 1024
+_ZERO, _ONE, _HALF_WORD, _LOW_HALF = U64(0), U64(1), U64(16), U64(0xFFFF)
+_SET, _STEP = 0, 1
+_PLAIN = -1
+
+
+class DomainView:
+    """One domain's rows of a segment table, as the kernels take them."""
+
+    __slots__ = ("arguments", "width")
+
+    def __init__(self, table: SegmentTable, domain: int, addresses: Addresses, width: int) -> None:
+        first, stop = int(table.domain_box[domain]), int(table.domain_box[domain + 1])
+        rows = slice(int(table.box_segment[first]), int(table.box_segment[stop]))
+        target = table.target[rows]
+        cast = table.cast[target]
+        element_bytes = np.where(cast == 1, 4, width)
+        self.width = width
+        self.arguments = (
+            table.box_position[first:stop],
+            table.box_volume[first:stop],
+            table.box_segment[first : stop + 1] - rows.start,
+            table.dims[rows],
+            table.low[rows],
+            table.high[rows],
+            table.target_stride[rows] * element_bytes[:, None],
+            table.source_stride[rows],
+            addresses[target] + table.target_base[rows] * element_bytes,
+            table.source_base[rows],
+            table.counted[rows],
+            cast,
+            table.salt[rows],
+        )
+
+
+def apply_set(view: DomainView, positions: Positions, bits: Bits, old: Bits | None, digest: Digest) -> None:
+    """Write new bits at ascending positions.
+
+    `old`, an array like `bits` or None, receives the bits that stood there (entries that nobody here holds
+    are left as they are); the change is added to `digest`.
+    """
+    undo = old if old is not None else bits[:0]
+    _apply(_SET, 0, positions, bits, undo, old is not None, digest, multipliers(), *view.arguments)
+
+
+def apply_step(
+    view: DomainView, positions: Positions, step: Bits, order: int, old: Bits | None, digest: Digest
+) -> None:
+    """Add steps at ascending positions; `old` and `digest` as in `apply_set`."""
+    undo = old if old is not None else step[:0]
+    _apply(_STEP, order, positions, step, undo, old is not None, digest, multipliers(), *view.arguments)
+
+
+def apply_dense(view: DomainView, bits: Bits) -> None:
+    """Write all elements of a domain, given in order of position."""
+    _move(True, bits, *view.arguments)
+
+
+def gather_dense(view: DomainView, bits: Bits) -> None:
+    """Read all elements of a domain that are held here into an array of its volume."""
+    _move(False, bits, *view.arguments)
+
+
+def scan(view: DomainView, digest: Digest, like: Bits) -> None:
+    """Add the digest of a domain's elements, each counted once; `like` is an array of its element type."""
+    _scan(digest, like, multipliers(), *view.arguments)
+
+
+def cast_exact(view: DomainView, like: Bits) -> bool:
+    """Whether every live element behind a cast still is an image of its narrow source."""
+    cast = view.arguments[11]
+    return not cast.any() or bool(_cast_exact(like, *view.arguments))
+
+
+@njit(nogil=True, cache=True)
+def _find(positions: Any, low: int, high: int, value: int) -> int:
+    while low < high:
+        middle = (low + high) >> 1
+        if np.int64(positions[middle]) < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit(nogil=True, cache=True)
+def _flatten(dims: Any, low: Any, high: Any) -> bool:
+    """Whether the sub-box is one interval of the box's row-major numbers along its last dimension."""
+    for d in range(dims.size - 1):
+        if dims[d] != 1:
+            return False
+    return True
+
+
+@njit(nogil=True, cache=True)
+def _place(
+    positions: Any, start: int, stop: int, origin: int, dims: Any, low: Any, high: Any,
+    t_stride: Any, s_stride: Any, t_base: int, s_base: int, entry: Any, address: Any, flat: Any,
+) -> int:  # fmt: skip
+    """Fill addresses and canonical indices of the entries that lie in the sub-box; returns how many do."""
+    count = 0
+    rank = dims.size
+    if _flatten(dims, low, high):
+        ts, ss, shift = t_stride[rank - 1], s_stride[rank - 1], low[rank - 1]
+        for i in range(start, stop):
+            r = np.int64(positions[i]) - origin
+            entry[count] = i
+            address[count] = t_base + (r - shift) * ts
+            flat[count] = s_base + r * ss
+            count += 1
+        return count
+    last = rank - 1
+    # Positions ascend, so that most entries stay in the row of the one before: no division for them.
+    row, row_end, row_address, row_flat, inside = np.int64(-1), np.int64(-1), t_base, s_base, False
+    for i in range(start, stop):
+        r = np.int64(positions[i]) - origin
+        if r >= row_end:
+            row = r // dims[last]
+            row_end = (row + 1) * dims[last]
+            rest, row_address, row_flat, inside = row, t_base, s_base, True
+            for d in range(last - 1, -1, -1):
+                c = rest % dims[d]
+                rest //= dims[d]
+                inside = inside and low[d] <= c < high[d]
+                row_address += (c - low[d]) * t_stride[d]
+                row_flat += c * s_stride[d]
+        c = r - row * dims[last]
+        if inside and low[last] <= c < high[last]:
+            entry[count] = i
+            address[count] = row_address + (c - low[last]) * t_stride[last]
+            flat[count] = row_flat + c * s_stride[last]
+            count += 1
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _write(
+    operation: int, order: int, values: Any, undo: Any, keep: bool, cast: bool, count: int,
+    entry: Any, address: Any, before: Any, after: Any, wide: Any,
+) -> None:  # fmt: skip
+    width = values.itemsize
+    sign = _ONE << U64(8 * width - 1)
+    mask = (sign - _ONE) | sign
+    # Reads first, all of them: cache misses then overlap instead of waiting for one another.
+    if cast:
+        for k in range(count):
+            before[k] = U64(load(address[k], wide)) >> _HALF_WORD
+    else:
+        for k in range(count):
+            before[k] = U64(load(address[k], values))
+    if operation == _STEP:
+        for k in range(count):
+            key = (to_key(before[k], sign, mask, order) + U64(values[entry[k]])) & mask
+            after[k] = from_key(key, sign, mask, order)
+    else:
+        for k in range(count):
+            after[k] = U64(values[entry[k]])
+    if cast:
+        for k in range(count):
+            store(address[k], wide, np.uint32(after[k] << _HALF_WORD))
+    else:
+        for k in range(count):
+            store(address[k], values, values.dtype.type(after[k]))
+    if keep:
+        for k in range(count):
+            undo[entry[k]] = before[k]
+
+
+@njit(nogil=True, cache=True)
+def _update(count: int, flat: Any, before: Any, after: Any, width: int, salt: Any, table: Any, digest: Any) -> None:
+    s0, s1 = salt[0], salt[1]
+    if width == 8:
+        for k in range(count):
+            add_element(flat[k], before[k], after[k], 8, s0, s1, table, digest)
+        return
+    current = np.int64(-1)
+    sum0, sum1, r0, r1 = _ZERO, _ZERO, _ZERO, _ZERO
+    for k in range(count):
+        byte = flat[k] * width
+        word = byte >> 2
+        block = word // BLOCK_WORDS
+        if block != current:
+            if current >= 0:
+                r0 += sum0 * block_multiplier(s0, current)
+                r1 += sum1 * block_multiplier(s1, current)
+            current, sum0, sum1 = block, _ZERO, _ZERO
+        t = word & (BLOCK_WORDS - 1)
+        change = (after[k] - before[k]) << U64(8 * (byte & 3))
+        sum0 += U64(table[0, t]) * change
+        sum1 += U64(table[1, t]) * change
+    if current >= 0:
+        r0 += sum0 * block_multiplier(s0, current)
+        r1 += sum1 * block_multiplier(s1, current)
+    digest[0] += r0
+    digest[1] += r1
+
+
+@njit(nogil=True, cache=True)
+def _apply(
+    operation: int, order: int, positions: Any, values: Any, undo: Any, keep: bool, digest: Any, table: Any,
+    box_position: Any, box_volume: Any, box_segment: Any, dims: Any, low: Any, high: Any, t_stride: Any,
+    s_stride: Any, t_base: Any, s_base: Any, counted: Any, cast: Any, salt: Any,
+) -> None:  # fmt: skip
+    entry, address = np.empty(_BATCH, np.int64), np.empty(_BATCH, np.int64)
+    flat = np.empty(_BATCH, np.int64)
+    before, after = np.empty(_BATCH, np.uint64), np.empty(_BATCH, np.uint64)
+    wide = np.empty(1, np.uint32)
+    at = 0
+    for box in range(box_position.size):
+        origin = box_position[box]
+        end = _find(positions, at, positions.size, origin + box_volume[box])
+        for s in range(box_segment[box], box_segment[box + 1]):
+            first, stop = at, end
+            if _flatten(dims[s], low[s], high[s]):
+                last = dims.shape[1] - 1
+                first = _find(positions, at, end, origin + low[s, last])
+                stop = _find(positions, first, end, origin + high[s, last])
+            for start in range(first, stop, _BATCH):
+                count = _place(
+                    positions, start, min(stop, start + _BATCH), origin, dims[s], low[s], high[s],
+                    t_stride[s], s_stride[s], t_base[s], s_base[s], entry, address, flat,
+                )  # fmt: skip
+                _write(
+                    operation, order, values, undo, keep, cast[s] == 1, count, entry, address, before, after, wide
+                )
+                if counted[s]:
+                    _update(count, flat, before, after, values.itemsize, salt[s], table, digest)
+        at = end
+
+
+@njit(nogil=True, cache=True)
+def _runs(dims: Any, low: Any, high: Any) -> int:
+    """Number of runs along the last dimension in a sub-box."""
+    count = 1
+    for d in range(dims.size - 1):
+        count *= high[d] - low[d]
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _run_start(run: int, dims: Any, low: Any, high: Any, t_stride: Any, s_stride: Any) -> Any:
+    """(number in the box, address, canonical index) of the run's first element, relative to the bases."""
+    last = dims.size - 1
+    number, address, flat, place = low[last], np.int64(0), low[last] * s_stride[last], dims[last]
+    for d in range(last - 1, -1, -1):
+        extent = high[d] - low[d]
+        c = low[d] + run % extent
+        run //= extent
+        number += c * place
+        place *= dims[d]
+        address += (c - low[d]) * t_stride[d]
+        flat += c * s_stride[d]
+    return number, address, flat
+
+
+@njit(nogil=True, cache=True)
+def _move(
+    write: bool, bits: Any, box_position: Any, box_volume: Any, box_segment: Any, dims: Any, low: Any,
+    high: Any, t_stride: Any, s_stride: Any, t_base: Any, s_base: Any, counted: Any, cast: Any, salt: Any,
+) -> None:  # fmt: skip
+    wide = np.empty(1, np.uint32)
+    last = dims.shape[1] - 1
+    for box in range(box_position.size):
+        for s in range(box_segment[box], box_segment[box + 1]):
+            length, stride = high[s, last] - low[s, last], t_stride[s, last]
+            for run in range(_runs(dims[s], low[s], high[s])):
+                number, shift, _ = _run_start(run, dims[s], low[s], high[s], t_stride[s], s_stride[s])
+                here = bits[box_position[box] + number : box_position[box] + number + length]
+                address = t_base[s] + shift
+                if cast[s] == 1:
+                    for i in range(length):
+                        if write:
+                            store(address + i * stride, wide, np.uint32(np.uint32(here[i]) << np.uint32(16)))
+                        else:
+                            here[i] = load(address + i * stride, wide) >> np.uint32(16)
+                elif write:
+                    for i in range(length):
+                        store(address + i * stride, bits, here[i])
+                else:
+                    for i in range(length):
+                        here[i] = load(address + i * stride, bits)
+
+
+@njit(nogil=True, cache=True)
+def _scan(
+    digest: Any, like: Any, table: Any, box_position: Any, box_volume: Any, box_segment: Any, dims: Any,
+    low: Any, high: Any, t_stride: Any, s_stride: Any, t_base: Any, s_base: Any, counted: Any, cast: Any,
+    salt: Any,
+) -> None:  # fmt: skip
+    wide = np.empty(1, np.uint32)
+    last = dims.shape[1] - 1
+    flat = np.empty(_BATCH, np.int64)
+    before, after = np.zeros(_BATCH, np.uint64), np.empty(_BATCH, np.uint64)
+    for s in range(dims.shape[0]):
+        if not counted[s]:
+            continue
+        length, stride = high[s, last] - low[s, last], t_stride[s, last]
+        for run in range(_runs(dims[s], low[s], high[s])):
+            _, shift, start = _run_start(run, dims[s], low[s], high[s], t_stride[s], s_stride[s])
+            address = t_base[s] + shift
+            for first in range(0, length, _BATCH):
+                count = min(_BATCH, length - first)
+                for k in range(count):
+                    i = first + k
+                    flat[k] = s_base[s] + start + i * s_stride[s, last]
+                    if cast[s] == 1:
+                        after[k] = U64(load(address + i * stride, wide)) >> U64(16)
+                    else:
+                        after[k] = U64(load(address + i * stride, like))
+                _update(count, flat, before, after, like.itemsize, salt[s], table, digest)
+
+
+@njit(nogil=True, cache=True)
+def _cast_exact(
+    like: Any, box_position: Any, box_volume: Any, box_segment: Any, dims: Any, low: Any, high: Any,
+    t_stride: Any, s_stride: Any, t_base: Any, s_base: Any, counted: Any, cast: Any, salt: Any,
+) -> bool:  # fmt: skip
+    wide = np.empty(1, np.uint32)
+    last = dims.shape[1] - 1
+    for s in range(dims.shape[0]):
+        if cast[s] != 1:
+            continue
+        length, stride = high[s, last] - low[s, last], t_stride[s, last]
+        for run in range(_runs(dims[s], low[s], high[s])):
+            _, shift, _ = _run_start(run, dims[s], low[s], high[s], t_stride[s], s_stride[s])
+            for i in range(length):
+                if U64(load(t_base[s] + shift + i * stride, wide)) & _LOW_HALF:
+                    return False
+    return True

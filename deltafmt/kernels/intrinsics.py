@@ -1,0 +1,78 @@
+"""What numba lacks: a vector compare that yields a bit mask, bit tricks, and memory by address."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LANES = 64
+"""Elements compared at once by `differs`."""
+
+
+def _vector(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:
+    data = context.make_array(array_type)(context, builder, array).data
+    element = ir.IntType(array_type.dtype.bitwidth)
+    pointer = builder.gep(builder.bitcast(data, element.as_pointer()), [offset])
+    vector = ir.VectorType(element, LANES)
+    loaded = builder.load(builder.bitcast(pointer, vector.as_pointer()))
+    loaded.align = array_type.dtype.bitwidth // 8
+    return loaded
+
+
+@intrinsic
+def differs(typingctx: Any, old: Any, new: Any, offset: Any) -> Any:
+    """Bit k of the result tells whether `old[offset + k] != new[offset + k]`, for 64 lanes."""
+    signature = types.uint64(old, new, types.intp)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        left = _vector(context, builder, sig.args[0], args[0], args[2])
+        right = _vector(context, builder, sig.args[1], args[1], args[2])
+        return builder.bitcast(builder.icmp_unsigned("!=", left, right), ir.IntType(LANES))
+
+    return signature, codegen
+
+
+@intrinsic
+def trailing_zeros(typingctx: Any, word: Any) -> Any:
+    """Number of zero bits below the lowest set bit of a word that is not zero."""
+    signature = types.int64(types.uint64)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(64), [ir.IntType(64), ir.IntType(1)])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.cttz.i64")
+        return builder.call(function, [args[0], ir.Constant(ir.IntType(1), 1)])
+
+    return signature, codegen
+
+
+def _pointer(builder: Any, address: Any, array_type: Any) -> Any:
+    return builder.inttoptr(address, ir.IntType(array_type.dtype.bitwidth).as_pointer())
+
+
+@intrinsic
+def load(typingctx: Any, address: Any, like: Any) -> Any:
+    """The integer of `like`'s element type that stands at a memory address."""
+    signature = like.dtype(types.int64, like)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        loaded = builder.load(_pointer(builder, args[0], sig.args[1]))
+        loaded.align = 1
+        return loaded
+
+    return signature, codegen
+
+
+@intrinsic
+def store(typingctx: Any, address: Any, like: Any, value: Any) -> Any:
+    """Write an integer of `like`'s element type at a memory address."""
+    signature = types.void(types.int64, like, like.dtype)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        builder.store(args[2], _pointer(builder, args[0], sig.args[1])).align = 1
+        return context.get_dummy_value()
+
+    return signature, codegen

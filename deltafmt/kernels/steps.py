@@ -1,0 +1,237 @@
+"""Steps between bit patterns: differences in an order in which neighbouring values are one apart.
+
+A step of width W is kept as an unsigned integer of that width, modulo 2^(8 W).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from deltafmt.errors import FormatError
+from deltafmt.kernels.positions import Bytes, Counts
+
+Bits = npt.NDArray[Any]
+
+_U64 = np.uint64
+_ONE, _ZERO = np.uint64(1), np.uint64(0)
+_ESCAPE = 255
+_LEAST_ESCAPE = 257
+
+_REASONS = {
+    1: "block-counts",
+    2: "escape-short",
+    3: "escape-sign",
+    4: "padding-nonzero",
+}
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _sign(width: int) -> Any:
+    return _ONE << _U64(8 * width - 1)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def to_key(bits: Any, sign: Any, mask: Any, order: int) -> Any:
+    """Rank of a bit pattern: itself, or for floating kinds its place among all values."""
+    if order == 0:
+        return bits
+    return (bits ^ mask) if bits & sign else (bits | sign)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def from_key(key: Any, sign: Any, mask: Any, order: int) -> Any:
+    """The bit pattern of a rank."""
+    if order == 0:
+        return key
+    return (key ^ sign) if key & sign else (key ^ mask)
+
+
+@njit(nogil=True, cache=True)
+def _between(old: Any, new: Any, order: int, step: Any) -> None:
+    sign = _sign(old.itemsize)
+    mask = (sign - _ONE) | sign
+    for i in range(old.size):
+        a, b = to_key(_U64(old[i]), sign, mask, order), to_key(_U64(new[i]), sign, mask, order)
+        step[i] = (b - a) & mask
+
+
+@njit(nogil=True, cache=True)
+def _add(old: Any, step: Any, order: int, new: Any) -> None:
+    sign = _sign(old.itemsize)
+    mask = (sign - _ONE) | sign
+    for i in range(old.size):
+        key = (to_key(_U64(old[i]), sign, mask, order) + _U64(step[i])) & mask
+        new[i] = from_key(key, sign, mask, order)
+
+
+def step_between(old: Bits, new: Bits, order: int) -> Bits:
+    """Steps that lead from `old` to `new`."""
+    step = np.empty_like(old)
+    _between(old, new, order, step)
+    return step
+
+
+def add_step(old: Bits, step: Bits, order: int) -> Bits:
+    """The bit patterns that steps lead to."""
+    new = np.empty_like(old)
+    _add(old, step, order, new)
+    return new
+
+
+def negate(step: Bits) -> Bits:
+    """The steps back."""
+    return np.negative(step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodedSteps:
+    """Two-bit codes, magnitudes, escapes, and how many of the latter two each block has."""
+
+    code: Bytes
+    magnitude: Bytes
+    escape: Bytes
+    magnitudes: Counts
+    escapes: Counts
+
+
+def encode_steps(step: Bits, elements: Counts) -> CodedSteps:
+    """Code steps, none of them zero; `elements` counts those of each block."""
+    magnitudes, escapes = np.zeros(len(elements), np.uint32), np.zeros(len(elements), np.uint32)
+    _count(step, elements, magnitudes, escapes)
+    code = np.zeros((2 * len(step) + 7) // 8, np.uint8)
+    magnitude = np.empty(int(magnitudes.sum(dtype=np.int64)), np.uint8)
+    escape = np.empty(int(escapes.sum(dtype=np.int64)), step.dtype)
+    _encode(step, code, magnitude, escape)
+    return CodedSteps(
+        code=code, magnitude=magnitude, escape=escape.view(np.uint8), magnitudes=magnitudes, escapes=escapes
+    )
+
+
+def decode_steps(
+    coded: CodedSteps, elements: Counts, *, listed: int, dtype: np.dtype[Any], where: object
+) -> Bits:
+    """Steps of a chunk; `FormatError` where anything does not fit. `elements` must sum to `listed`."""
+    escape = coded.escape
+    fits = len(escape) % dtype.itemsize == 0
+    counts = int(coded.magnitudes.sum(dtype=np.int64)), int(coded.escapes.sum(dtype=np.int64))
+    if not fits or counts != (len(coded.magnitude), len(escape) // dtype.itemsize):
+        raise FormatError("block counts disagree with the columns", kind="block-counts", where=where)
+    step = np.empty(listed, dtype)
+    # A raw column may start anywhere in its buffer.
+    words = np.frombuffer(escape.tobytes(), dtype)
+    status, block = _decode(
+        coded.code, coded.magnitude, words, elements, coded.magnitudes, coded.escapes, step
+    )
+    if status == 0 and listed % 4 and coded.code[-1] >> (2 * (listed % 4)):
+        status, block = 4, len(elements) - 1
+    if status:
+        raise FormatError("steps cannot be decoded", kind=_REASONS[status], where=f"{where}, block {block}")
+    return step
+
+
+@njit(nogil=True, cache=True)
+def _count(step: Any, elements: Any, magnitudes: Any, escapes: Any) -> None:
+    sign = _sign(step.itemsize)
+    mask = (sign - _ONE) | sign
+    i = 0
+    for block in range(elements.size):
+        for _ in range(elements[block]):
+            d = _U64(step[i])
+            size = (_ZERO - d) & mask if d & sign else d
+            magnitudes[block] += size != _ONE
+            escapes[block] += size >= _U64(_LEAST_ESCAPE)
+            i += 1
+
+
+@njit(nogil=True, cache=True)
+def _encode(step: Any, code: Any, magnitude: Any, escape: Any) -> None:
+    sign = _sign(step.itemsize)
+    mask = (sign - _ONE) | sign
+    m = e = 0
+    for i in range(step.size):
+        d = _U64(step[i])
+        negative = np.uint8(d & sign != _ZERO)
+        size = (_ZERO - d) & mask if negative else d
+        larger = np.uint8(size != _ONE)
+        code[i >> 2] |= (negative | (larger << 1)) << np.uint8(2 * (i & 3))
+        if larger:
+            if size >= _U64(_LEAST_ESCAPE):
+                magnitude[m] = _ESCAPE
+                escape[e] = step[i]
+                e += 1
+            else:
+                magnitude[m] = size - _U64(2)
+            m += 1
+
+
+@njit(nogil=True, cache=True)
+def _decode(
+    code: Any, magnitude: Any, escape: Any, elements: Any, magnitudes: Any, escapes: Any, step: Any
+) -> Any:
+    sign = _sign(step.itemsize)
+    mask = (sign - _ONE) | sign
+    i = m = e = 0
+    for block in range(elements.size):
+        last_m, last_e = m + np.int64(magnitudes[block]), e + np.int64(escapes[block])
+        for _ in range(elements[block]):
+            two = code[i >> 2] >> np.uint8(2 * (i & 3)) & 3
+            size = _ONE
+            if two & 2:
+                if m == last_m:
+                    return 1, block
+                size = _U64(magnitude[m]) + _U64(2)
+                if magnitude[m] == _ESCAPE:
+                    if e == last_e:
+                        return 1, block
+                    d = _U64(escape[e])
+                    size = (_ZERO - d) & mask if d & sign else d
+                    if size < _U64(_LEAST_ESCAPE):
+                        return 2, block
+                    if (d & sign != _ZERO) != (two & 1 != 0):
+                        return 3, block
+                    e += 1
+                elif size > sign:
+                    # Only bytes: more than 128 steps away has no place in eight bits.
+                    return 2, block
+                m += 1
+            step[i] = ((_ZERO - size) & mask) if two & 1 else size
+            i += 1
+        if m != last_m or e != last_e:
+            return 1, block
+    return 0, 0
+
+
+def to_planes(bits: Bits) -> Bytes:
+    """Byte planes, shape (width, elements): row j has byte j of every element."""
+    planes = np.empty((bits.itemsize, bits.size), np.uint8)
+    _split(bits, planes)
+    return planes
+
+
+def from_planes(planes: list[Bytes], dtype: np.dtype[Any]) -> Bits:
+    """The elements of byte planes."""
+    bits = np.zeros(len(planes[0]), dtype)
+    for j, plane in enumerate(planes):
+        _join(plane, j, bits)
+    return bits
+
+
+@njit(nogil=True, cache=True)
+def _split(bits: Any, planes: Any) -> None:
+    for j in range(bits.itemsize):
+        plane = planes[j]
+        shift = _U64(8 * j)
+        for i in range(bits.size):
+            plane[i] = _U64(bits[i]) >> shift & _U64(255)
+
+
+@njit(nogil=True, cache=True)
+def _join(plane: Any, j: int, bits: Any) -> None:
+    shift = _U64(8 * j)
+    for i in range(bits.size):
+        bits[i] |= _U64(plane[i]) << shift
