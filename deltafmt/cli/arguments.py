@@ -1,0 +1,100 @@
+"""Pieces of the command line that several verbs share."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from deltafmt.cli.failures import UsageError
+
+if TYPE_CHECKING:
+    from deltafmt.lineage import Lineage
+
+Verbs = Any
+"""What `ArgumentParser.add_subparsers` returns; argparse does not name its class."""
+
+LATEST = "latest"
+
+
+def add_verb(
+    verbs: Verbs, common: argparse.ArgumentParser, name: str, help_text: str, examples: str
+) -> argparse.ArgumentParser:
+    """Declare a verb with a one-line help and a page that teaches by examples."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name,
+        help=help_text,
+        description=f"{help_text[0].upper()}{help_text[1:]}.",
+        epilog=f"examples:\n{examples}",
+        parents=[common],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser
+
+
+def add_url(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", help="the lineage's root: a path or any fsspec URL")
+
+
+def version_argument(text: str) -> int | str:
+    """`12`, `v12` or `latest`.
+
+    >>> version_argument("v12"), version_argument("latest")
+    (12, 'latest')
+    """
+    if text == LATEST:
+        return LATEST
+    digits = text.removeprefix("v")
+    if not (digits.isascii() and digits.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no version: give a number such as 12, or `latest`")
+    return int(digits)
+
+
+def add_meta(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--step", type=int, metavar="N", help="the trainer's step, kept as a label")
+    parser.add_argument(
+        "--meta",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="a free label of the version; VALUE may be JSON (may be given again)",
+    )
+
+
+def pairs(texts: list[str], option: str) -> dict[str, Any]:
+    """KEY=VALUE options as a dictionary; values that are JSON are read as JSON.
+
+    >>> pairs(["anon=true", "endpoint_url=http://localhost:1"], "--storage-option")
+    {'anon': True, 'endpoint_url': 'http://localhost:1'}
+    """
+    result = {}
+    for text in texts:
+        key, mark, value = text.partition("=")
+        if not mark or not key:
+            raise UsageError(f"{option} {text!r} is not KEY=VALUE", f"write {option} {key or 'KEY'}=VALUE")
+        try:
+            result[key] = json.loads(value)
+        except ValueError:
+            result[key] = value
+    return result
+
+
+def storage_options(options: argparse.Namespace) -> dict[str, Any] | None:
+    return pairs(options.storage_option, "--storage-option") or None
+
+
+def open_lineage(options: argparse.Namespace) -> Lineage:
+    """The lineage that the command line names."""
+    import deltafmt
+
+    return deltafmt.open(options.url, storage_options=storage_options(options))
+
+
+def resolve_version(lineage: Lineage, version: int | str) -> int:
+    """The number that a version argument stands for."""
+    if version != LATEST:
+        return int(version)
+    newest = lineage.latest()
+    if newest is None:
+        raise UsageError("the lineage has no version yet", "publish one: deltafmt publish URL DIR")
+    return newest

@@ -1,0 +1,77 @@
+"""`deltafmt log`: the versions of a lineage."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from deltafmt.cli.arguments import Verbs, add_url, add_verb, open_lineage
+from deltafmt.cli.failures import FINE
+from deltafmt.cli.output import Output, bytes_text, saving_text, share_text, table, time_text
+
+_EXAMPLES = """\
+  deltafmt log s3://bucket/run                 all versions, oldest first
+  deltafmt log ./run --last 10                 the newest ten
+  deltafmt log ./run --json | jq '.[].step'    for programs"""
+
+
+def add(verbs: Verbs, common: argparse.ArgumentParser) -> None:
+    parser = add_verb(verbs, common, "log", "list the versions of a lineage", _EXAMPLES)
+    add_url(parser)
+    parser.add_argument("--last", type=int, metavar="N", help="only the newest N versions")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace, out: Output) -> int:
+    lineage = open_lineage(options)
+    infos = lineage.log()
+    if options.last is not None:
+        infos = infos[max(0, len(infos) - options.last) :]
+    out.give([_row(lineage, info) for info in infos], _render)
+    return FINE
+
+
+def _row(lineage: Any, info: Any) -> dict[str, Any]:
+    schema = lineage.schema(info.version)
+    owners = [schema.tensors[row] for row in schema.owners]
+    return {
+        "version": info.version,
+        "base": info.base,
+        "step": info.step,
+        "created": info.created,
+        "changed": info.changed,
+        "elements": sum(spec.volume for spec in owners),
+        "stored_bytes": info.stored_bytes,
+        "full_bytes": sum(spec.nbytes for spec in owners),
+        "ways": list(info.ways),
+        "meta": dict(info.meta),
+    }
+
+
+def _render(rows: list[dict[str, Any]]) -> Iterator[str]:
+    if not rows:
+        yield "no version yet"
+        return
+    header = ("version", "base", "step", "created", "changed", "stored", "saving", "ways")
+    yield from table(
+        header,
+        (
+            (
+                str(row["version"]),
+                "-" if row["base"] is None else str(row["base"]),
+                "-" if row["step"] is None else str(row["step"]),
+                time_text(row["created"]),
+                share_text(row["changed"], row["elements"]),
+                bytes_text(row["stored_bytes"]),
+                saving_text(row["full_bytes"], row["stored_bytes"]),
+                " ".join(map(way_text, row["ways"])),
+            )
+            for row in rows
+        ),
+        left=["ways"],
+    )
+
+
+def way_text(base: int | None) -> str:
+    return "anchor" if base is None else f"from {base}"
