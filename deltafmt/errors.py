@@ -75,6 +75,13 @@ REASONS: dict[str, str] = {
     "padding-nonzero": "padding bits that are not zero",
     "escape-short": "an escaped step that needs no escape, or a step too long for its width",
     "escape-sign": "an escaped step whose sign differs from its code",
+    # storage
+    "object-missing": "an object that is not in the store",
+    "already-exists": "an exclusive create of an object that exists",
+    "short-read": "storage returned fewer or more bytes than asked for, twice",
+    "store-failed": "storage refused or failed",
+    "store-unreachable": "storage cannot be reached, after several tries",
+    "store-unsupported": "a storage back end that cannot be used, or not for writing",
     # layouts
     "target-unfilled": "a local element that is neither placed nor declared untouched",
     "target-strides": "a local tensor whose elements share memory",
