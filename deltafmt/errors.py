@@ -100,6 +100,7 @@ REASONS: dict[str, str] = {
     "content-mismatch": "weights that differ from the digest of the version",
     "cast-inexact": "a live value behind a declared cast that is no image of the source dtype",
     "receiver-state": "a call that the receiver's state does not allow",
+    "device-unsupported": "a tensor on a device that this build cannot write to",
     # storage
     "object-missing": "an object that is not in the store",
     "already-exists": "an exclusive create of an object that exists",

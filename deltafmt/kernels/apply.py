@@ -56,6 +56,13 @@ class DomainView:
             table.salt[rows],
         )
 
+    def only(self, chosen: npt.NDArray[np.bool_]) -> DomainView:
+        """The view with some of its segments counted, the others not; for scans."""
+        view = object.__new__(DomainView)
+        view.width = self.width
+        view.arguments = (*self.arguments[:10], self.arguments[10] & chosen, *self.arguments[11:])
+        return view
+
 
 def apply_set(view: DomainView, positions: Positions, bits: Bits, old: Bits | None, digest: Digest) -> None:
     """Write new bits at ascending positions.

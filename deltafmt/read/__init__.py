@@ -1,0 +1,1 @@
+"""From a lineage to live tensors: chain, plan, fetch, decode, fold, apply."""

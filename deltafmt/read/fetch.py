@@ -1,0 +1,63 @@
+"""Stored chunks onto this machine: in parallel, each checked as it arrives, a bad one read once more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from deltafmt.errors import ChecksumError
+from deltafmt.format.checksum import crc32c
+from deltafmt.format.chunk import ChunkHead, ColumnHead
+from deltafmt.format.constants import COLUMNS
+from deltafmt.read.plan import LinkPlan, chunk_head, column_heads
+from deltafmt.store import Range, Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedChunk:
+    """A chunk's stored bytes, their checksums verified."""
+
+    head: ChunkHead
+    columns: tuple[ColumnHead, ...]
+    data: memoryview
+    where: str
+
+
+def fetch_chunks(store: Store, plan: LinkPlan) -> Iterator[StagedChunk]:
+    """The planned chunks in the plan's order, fetched a bounded amount ahead.
+
+    Raises `ChecksumError` for bytes that still differ from their CRC32C when read again.
+    """
+    rows, first = plan.rows.tolist(), plan.first_column.tolist()
+    fetched = store.read_ranges(plan.ranges)
+    for row, column, wanted, data in zip(rows, first, plan.ranges, fetched, strict=True):
+        head = chunk_head(plan.manifest, row)
+        columns = column_heads(plan.manifest, row, column)
+        where = f"{wanted.key}, domain {head.domain}"
+        bad = _first_bad(columns, data)
+        if bad is not None:
+            data = next(iter(store.read_ranges([wanted])))
+            bad = _first_bad(columns, data)
+        if bad is not None:
+            raise _mismatch(columns, bad, wanted, where)
+        yield StagedChunk(head=head, columns=columns, data=data, where=where)
+
+
+def _first_bad(columns: tuple[ColumnHead, ...], data: memoryview) -> int | None:
+    start = 0
+    for number, column in enumerate(columns):
+        if crc32c(data[start : start + column.stored]) != column.crc:
+            return number
+        start += column.stored
+    return None
+
+
+def _mismatch(columns: tuple[ColumnHead, ...], bad: int, wanted: Range, where: str) -> ChecksumError:
+    start = wanted.start + sum(column.stored for column in columns[:bad])
+    column = columns[bad]
+    return ChecksumError(
+        "stored bytes do not match their CRC32C, read twice",
+        kind="crc-mismatch",
+        where=f"{where}, column {COLUMNS.get(column.column)}, bytes [{start}, {start + column.stored})",
+        expected=f"{column.crc:08x}",
+    )

@@ -1,0 +1,130 @@
+"""What a lineage's objects say, fetched when needed and kept while useful."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cached_property
+
+from deltafmt.errors import FormatError, NotFoundError
+from deltafmt.format import keys
+from deltafmt.format.checksum import blake2b
+from deltafmt.format.constants import MAX_OBJECT_BYTES
+from deltafmt.format.objects import parse_lineage, parse_manifest, parse_schema, parse_tiling
+from deltafmt.format.records import LineageRecord, Manifest
+from deltafmt.format.validate import check_manifest
+from deltafmt.schema import Schema
+from deltafmt.store import Store
+from deltafmt.tiling import Tiling
+
+_KEPT_MANIFESTS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A manifest as it is stored: key, digest of its bytes, and whether its chunks were checked."""
+
+    key: str
+    digest: bytes
+    manifest: Manifest
+
+
+class History:
+    """The objects of one root, read lazily, checked on reading; never written."""
+
+    def __init__(self, store: Store, *, object_bytes: int = MAX_OBJECT_BYTES) -> None:
+        self.store = store
+        self._object_bytes = object_bytes
+        self._manifests: OrderedDict[str, Stored] = OrderedDict()
+        self._schemas: dict[bytes, Schema] = {}
+        self._tilings: dict[bytes, Tiling] = {}
+
+    @cached_property
+    def descriptor(self) -> LineageRecord:
+        """The lineage's descriptor; `NotFoundError` (`lineage-missing`) where there is none."""
+        try:
+            data = self.store.read(keys.LINEAGE, limit=self._object_bytes)
+        except NotFoundError as error:
+            raise NotFoundError(
+                "no lineage here; create one or check the path", kind="lineage-missing", where=self.store.url
+            ) from error
+        return parse_lineage(data, where=keys.LINEAGE)
+
+    def versions(self) -> list[int]:
+        """Committed versions, ascending."""
+        found = (keys.version_of(key) for key in self.store.list(keys.VERSIONS))
+        return sorted(version for version in found if version is not None)
+
+    def latest(self) -> int | None:
+        """The newest committed version; None before the first."""
+        return max(self.versions(), default=None)
+
+    def first_way(self, version: int) -> Stored:
+        """The version's own manifest; `NotFoundError` (`version-missing`) if it does not exist."""
+        return self._stored(keys.version_key(version), version, way=False)
+
+    def further_ways(self, version: int) -> list[Stored]:
+        """The ways that were added beside the first."""
+        found = []
+        for key in self.store.list(keys.ways_folder(version)):
+            named = keys.way_of(key)
+            if named is None or named[0] != version:
+                continue
+            stored = self._stored(key, version, way=True)
+            if stored.manifest.base != named[1]:
+                raise FormatError("way from another base than its name says", kind="version-mismatch", where=key)
+            if stored.manifest.target_digest != self.first_way(version).digest:
+                raise FormatError("way to another manifest of the version", kind="target-digest", where=key)
+            found.append(stored)
+        return found
+
+    def ways(self, version: int) -> list[Stored]:
+        """All ways to the version, its first one first."""
+        return [self.first_way(version), *self.further_ways(version)]
+
+    def schema(self, digest: bytes) -> Schema:
+        if digest not in self._schemas:
+            key = keys.schema_key(digest)
+            data = self.store.read(key, limit=self._object_bytes)
+            self._schemas[digest] = parse_schema(data, where=key, digest=digest)
+        return self._schemas[digest]
+
+    def tiling(self, digest: bytes, schema: bytes) -> Tiling:
+        if digest not in self._tilings:
+            key = keys.tiling_key(digest)
+            data = self.store.read(key, limit=self._object_bytes)
+            self._tilings[digest] = parse_tiling(data, self.schema(schema), where=key, digest=digest)
+        return self._tilings[digest]
+
+    def remember(self, stored: Stored) -> None:
+        """Take in a manifest that this process has just committed."""
+        self._manifests[stored.key] = stored
+
+    def _stored(self, key: str, version: int, *, way: bool) -> Stored:
+        if key in self._manifests:
+            self._manifests.move_to_end(key)
+            return self._manifests[key]
+        try:
+            data = self.store.read(key, limit=self._object_bytes)
+        except NotFoundError as error:
+            raise NotFoundError(
+                "no such version", kind="version-missing", where=f"version {version} ({key})"
+            ) from error
+        manifest = parse_manifest(data, way=way, where=key, limit=self._object_bytes)
+        if manifest.version != version:
+            raise FormatError(
+                "manifest of another version than its name says",
+                kind="version-mismatch",
+                where=key,
+                expected=version,
+                found=manifest.version,
+            )
+        if manifest.lineage != self.descriptor.lineage:
+            raise FormatError("manifest of another lineage", kind="lineage-mismatch", where=key)
+        schema = self.schema(manifest.schema)
+        check_manifest(manifest, schema, self.tiling(manifest.tiling, manifest.schema), where=key)
+        stored = Stored(key=key, digest=blake2b(data), manifest=manifest)
+        self._manifests[key] = stored
+        while len(self._manifests) > _KEPT_MANIFESTS:
+            self._manifests.popitem(last=False)
+        return stored
