@@ -101,6 +101,9 @@ REASONS: dict[str, str] = {
     "cast-inexact": "a live value behind a declared cast that is no image of the source dtype",
     "receiver-state": "a call that the receiver's state does not allow",
     "device-unsupported": "a tensor on a device that this build cannot write to",
+    "base-none": "a version that has no base to be compared with",
+    "footer-mismatch": "a shard whose footer disagrees with the manifest",
+    "export-exists": "a folder for an export that is not empty",
     # storage
     "object-missing": "an object that is not in the store",
     "already-exists": "an exclusive create of an object that exists",

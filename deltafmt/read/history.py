@@ -61,7 +61,7 @@ class History:
 
     def first_way(self, version: int) -> Stored:
         """The version's own manifest; `NotFoundError` (`version-missing`) if it does not exist."""
-        return self._stored(keys.version_key(version), version, way=False)
+        return self.stored(keys.version_key(version), version, way=False)
 
     def further_ways(self, version: int) -> list[Stored]:
         """The ways that were added beside the first."""
@@ -70,7 +70,7 @@ class History:
             named = keys.way_of(key)
             if named is None or named[0] != version:
                 continue
-            stored = self._stored(key, version, way=True)
+            stored = self.stored(key, version, way=True)
             if stored.manifest.base != named[1]:
                 raise FormatError("way from another base than its name says", kind="version-mismatch", where=key)
             if stored.manifest.target_digest != self.first_way(version).digest:
@@ -100,7 +100,8 @@ class History:
         """Take in a manifest that this process has just committed."""
         self._manifests[stored.key] = stored
 
-    def _stored(self, key: str, version: int, *, way: bool) -> Stored:
+    def stored(self, key: str, version: int, *, way: bool) -> Stored:
+        """A manifest by its key, checked against its schema and tiling; that of a further way if `way`."""
         if key in self._manifests:
             self._manifests.move_to_end(key)
             return self._manifests[key]

@@ -1,0 +1,270 @@
+"""The handle on a lineage: read, list, compare, verify, export."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+
+from deltafmt.changes import CHANGES, tensor_changes
+from deltafmt.errors import CommitConflictError, NotFoundError
+from deltafmt.export import FILE_BYTES, export_version, side_files
+from deltafmt.format import keys
+from deltafmt.format.objects import digest_of_schema, emit_lineage, emit_schema
+from deltafmt.format.records import LineageRecord, Manifest
+from deltafmt.read.history import History
+from deltafmt.read.materialize import allocate, materialize
+from deltafmt.read.replica import Replica
+from deltafmt.schema import Schema
+from deltafmt.store import AlreadyExists, open_store
+from deltafmt.verify import Report, verify_lineage
+
+BATCH_BYTES = 256 << 20
+"""Tensors that stream through memory together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionInfo:
+    """One line of a lineage's log.
+
+    `base` is that of the version's first way (None: an anchor), `ways` the bases of all its ways in turn,
+    `created` milliseconds since 1970 UTC, `changed` the elements whose bits differ from the base's (None where
+    unknown), `listed` the elements stored and `stored_bytes` the size of the first way's shards.
+    """
+
+    version: int
+    base: int | None
+    step: int | None
+    created: int
+    changed: int | None
+    listed: int
+    stored_bytes: int
+    ways: tuple[int | None, ...]
+    meta: dict[str, Any]
+
+
+def create(url: str, schema: Schema, *, storage_options: Mapping[str, Any] | None = None) -> Lineage:
+    """Make a new, empty lineage at a root.
+
+    Raises `CommitConflictError` (`lineage-exists`) if there is one, and `UnsupportedError` for storage that
+    cannot create objects exclusively.
+    """
+    store = open_store(url, storage_options)
+    store.check_exclusive()
+    digest = digest_of_schema(schema)
+    if store.exists(keys.LINEAGE):
+        raise CommitConflictError("a lineage is there already; open it", kind="lineage-exists", where=store.url)
+    store.put(keys.schema_key(digest), emit_schema(schema))
+    record = LineageRecord(lineage=secrets.token_bytes(16), created=time.time_ns() // 1_000_000, schema=digest)
+    try:
+        store.put_if_absent(keys.LINEAGE, emit_lineage(record))
+    except AlreadyExists as error:
+        raise CommitConflictError(
+            "a lineage is there already; open it", kind="lineage-exists", where=store.url
+        ) from error
+    return Lineage(History(store))
+
+
+def open(url: str, *, storage_options: Mapping[str, Any] | None = None) -> Lineage:  # noqa: A001 (the word everybody expects)
+    """Open the lineage of a root; `NotFoundError` (`lineage-missing`) if there is none."""
+    lineage = Lineage(History(open_store(url, storage_options)))
+    lineage.history.descriptor  # noqa: B018 (fails here rather than at the first use)
+    return lineage
+
+
+class Lineage:
+    """A live handle on a lineage: every call sees what has been committed by then."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+
+    def __repr__(self) -> str:
+        return f"Lineage({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        """The root, without credentials."""
+        return self.history.store.url
+
+    def latest(self) -> int | None:
+        """The newest version; None before the first."""
+        return self.history.latest()
+
+    def log(self) -> list[VersionInfo]:
+        """All versions, ascending."""
+        return [self.info(version) for version in self.history.versions()]
+
+    def info(self, version: int | None = None) -> VersionInfo:
+        """One line of the log."""
+        first, *further = self.history.ways(self._version(version))
+        manifest = first.manifest
+        return VersionInfo(
+            version=manifest.version,
+            base=manifest.base,
+            step=manifest.meta.get("step"),
+            created=manifest.created,
+            changed=manifest.changed,
+            listed=manifest.listed,
+            stored_bytes=manifest.stored_bytes,
+            ways=(manifest.base, *(way.manifest.base for way in further)),
+            meta=manifest.meta,
+        )
+
+    def manifest(self, version: int | None = None) -> Manifest:
+        """The version's manifest (default: the newest version's)."""
+        return self.history.first_way(self._version(version)).manifest
+
+    def schema(self, version: int | None = None) -> Schema:
+        """The version's schema (default: the newest version's, or the first schema before there is one)."""
+        if version is None and self.latest() is None:
+            return self.history.schema(self.history.descriptor.schema)
+        return self.history.schema(self.manifest(version).schema)
+
+    def files(self, version: int | None = None) -> dict[str, bytes]:
+        """The version's side files (config.json, tokenizer), checked, by name."""
+        return side_files(self.history.store, self.manifest(version).files)
+
+    def read(self, version: int | None = None, names: Iterable[str] | None = None) -> dict[str, torch.Tensor]:
+        """Full canonical tensors of a version, by name, on the CPU; an alias is its owner's tensor again.
+
+        Raises `NotFoundError` for a name or version that is not there, or where only an anchor without data
+        leads to the version.
+        """
+        number = self._version(version)
+        schema = self.schema(number)
+        wanted = list(schema.names if names is None else names)
+        owners = allocate(schema, wanted)
+        materialize(self.history, number, owners)
+        return {name: owners[schema.resolve(name).name] for name in wanted}
+
+    def iter_read(
+        self, version: int | None = None, names: Iterable[str] | None = None, *, batch_bytes: int = BATCH_BYTES
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Like `read`, tensor after tensor in the asked order, holding about `batch_bytes` at a time."""
+        number = self._version(version)
+        schema = self.schema(number)
+        wanted = list(schema.names if names is None else names)
+        for batch in _batches(schema, wanted, batch_bytes):
+            yield from self.read(number, batch).items()
+
+    def changes(self, version: int | None = None) -> pa.RecordBatchReader:
+        """The elements whose bits differ from the version's base, as Arrow batches that stream.
+
+        Columns: `tensor` (name), `index` (flat, canonical), `old` and `new` (bit patterns, zero-extended).
+        Tensors that the base lacks, or has in another shape, come whole with `old` null. Raises
+        `NotFoundError` (`base-none`) for a version that is an anchor.
+        """
+        manifest = self.manifest(version)
+        if manifest.base is None:
+            raise NotFoundError(
+                "the version is an anchor and has no base; use diff(a, b)", kind="base-none", where=f"version {manifest.version}"
+            )
+        return self.diff(manifest.base, manifest.version)
+
+    def diff(self, old: int, new: int) -> pa.RecordBatchReader:
+        """Like `changes`, between any two versions."""
+        before, after = self.schema(old), self.schema(new)
+        names = [after.tensors[row].name for row in after.owners]
+        numbers = {name: row for row, name in enumerate(names)}
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for batch in _batches(after, names, BATCH_BYTES):
+                same = [name for name in batch if _comparable(before, after, name)]
+                was = self.read(old, same)
+                now = self._advanced(was, old, new, batch)
+                for name in batch:
+                    yield from tensor_changes(numbers, name, was.get(name), now[name])
+
+        return pa.RecordBatchReader.from_batches(CHANGES, batches())
+
+    def _advanced(
+        self, was: Mapping[str, torch.Tensor], old: int, new: int, names: list[str]
+    ) -> dict[str, torch.Tensor]:
+        """Tensors at `new`, by one step from those at `old` where that is the version's own way."""
+        stored = self.history.first_way(new)
+        if stored.manifest.base != old or stored.manifest.schema != self.manifest(old).schema:
+            return self.read(new, names)
+        now = {name: was[name].clone() for name in names}
+        replica = Replica(self.history, now)
+        replica.apply(replica.stage([stored]), None)
+        return now
+
+    def verify(
+        self,
+        version: int | None = None,
+        *,
+        deep: bool = True,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Report:
+        """Check every object that `version` (default: all versions) depends on.
+
+        Damage is reported, not raised. `deep` also reads, decodes and digests every chunk, and replays every
+        way in memory of the model's size; without it only metadata and sizes are checked. `progress` gets
+        (bytes done, bytes in all).
+        """
+        return verify_lineage(self.history, version, deep=deep, progress=progress)
+
+    def export(
+        self,
+        version: int | None,
+        directory: str | Path,
+        *,
+        file_bytes: int = FILE_BYTES,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Path]:
+        """Write a version as safetensors files with their index and the side files; returns their paths."""
+        number = self._version(version)
+        return export_version(
+            self.history.store,
+            self.manifest(number),
+            self.schema(number),
+            lambda names: self.iter_read(number, names),
+            directory,
+            file_bytes=file_bytes,
+            progress=progress,
+        )
+
+    def add_anchor(self, version: int | None = None) -> None:
+        """Add an anchor way to a version, read from its chain; one that exists already is no error."""
+        from deltafmt.write.anchor import add_anchor_way
+
+        number = self._version(version)
+        schema = self.schema(number)
+        tensors = allocate(schema)
+        materialize(self.history, number, tensors)
+        add_anchor_way(self.history, number, tensors)
+
+    def _version(self, version: int | None) -> int:
+        if version is not None:
+            return version
+        latest = self.latest()
+        if latest is None:
+            raise NotFoundError("no version has been published yet", kind="version-missing", where=self.url)
+        return latest
+
+
+def _comparable(before: Schema, after: Schema, name: str) -> bool:
+    if name not in before:
+        return False
+    was, now = before[name], after[name]
+    return (was.dtype, was.shape) == (now.dtype, now.shape)
+
+
+def _batches(schema: Schema, names: list[str], batch_bytes: int) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for name in names:
+        nbytes = schema[name].nbytes
+        if batch and size + nbytes > batch_bytes:
+            yield batch
+            batch, size = [], 0
+        batch.append(name)
+        size += nbytes
+    if batch:
+        yield batch

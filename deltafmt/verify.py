@@ -1,0 +1,326 @@
+"""Looking at every object of a lineage and telling what is damaged and what that takes down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from deltafmt.errors import DeltafmtError, FormatError, NotFoundError, StoreError
+from deltafmt.export import read_side_file
+from deltafmt.format import keys
+from deltafmt.format.constants import TRAILER_BYTES
+from deltafmt.format.objects import parse_footer
+from deltafmt.format.records import Footer, Manifest
+from deltafmt.format.shard import footer_offset
+from deltafmt.read.history import History, Stored
+from deltafmt.read.materialize import allocate, materialize
+from deltafmt.read.replica import Replica
+from deltafmt.store import Range
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A damaged or missing object: its key, the reason code, the error's text, and the versions that
+    cannot be read because of it."""
+
+    key: str
+    kind: str
+    message: str
+    versions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The outcome of `Lineage.verify`: versions looked at, bytes of shards read, and what is wrong."""
+
+    versions: tuple[int, ...]
+    checked_bytes: int
+    problems: tuple[Problem, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+@dataclass(slots=True)
+class _Finding:
+    key: str
+    error: DeltafmtError
+    ways: set[str]
+    """Keys of the manifests of the ways that need the object."""
+
+
+@dataclass(slots=True)
+class _Survey:
+    history: History
+    progress: Callable[[int, int], None] | None
+    ways: dict[str, Stored] = field(default_factory=dict)
+    broken: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    """(version, base) of ways whose manifest cannot be read, by key; base -1 where unknown."""
+    findings: list[_Finding] = field(default_factory=list)
+    done: int = 0
+    total: int = 0
+
+    def advance(self, nbytes: int) -> None:
+        self.done += nbytes
+        if self.progress is not None:
+            self.progress(self.done, self.total)
+
+
+def verify_lineage(
+    history: History,
+    version: int | None,
+    *,
+    deep: bool,
+    progress: Callable[[int, int], None] | None,
+) -> Report:
+    """See `Lineage.verify`."""
+    survey = _Survey(history, progress)
+    try:
+        history.descriptor  # noqa: B018 (read for its checks)
+    except NotFoundError:
+        raise
+    except FormatError as error:
+        survey.findings.append(_Finding(keys.LINEAGE, error, set()))
+        everything = tuple(history.versions())
+        return Report(versions=everything, checked_bytes=0, problems=tuple(_problems(survey, everything)))
+    versions = history.versions()
+    if version is not None and version not in versions:
+        raise NotFoundError("no such version", kind="version-missing", where=f"version {version}")
+    for number in versions:
+        _read_ways(survey, number)
+    if version is not None:
+        _keep_needed(survey, version)
+    _check_links(survey)
+    survey.total = sum(way.manifest.stored_bytes for way in survey.ways.values()) * (2 if deep else 1)
+    for key, way in survey.ways.items():
+        _check_shards(survey, key, way.manifest)
+        _check_files(survey, key, way.manifest)
+    if deep:
+        _replay(survey)
+    looked_at = sorted({way.manifest.version for way in survey.ways.values()} | {v for v, _ in survey.broken.values()})
+    return Report(versions=tuple(looked_at), checked_bytes=survey.done, problems=tuple(_problems(survey, versions)))
+
+
+def _read_ways(survey: _Survey, version: int) -> None:
+    """Parse the manifests of a version one by one, so that each is blamed for itself only."""
+    history = survey.history
+    found = [keys.version_key(version), *history.store.list(keys.ways_folder(version))]
+    for key in found:
+        named = keys.way_of(key)
+        if named is None and key != keys.version_key(version):
+            continue
+        try:
+            survey.ways[key] = history.stored(key, version, way=named is not None)
+        except StoreError:
+            raise
+        except DeltafmtError as error:
+            survey.broken[key] = (version, -1 if named is None else named[1])
+            # A damaged schema or tiling is named itself; the manifest that led to it is whole.
+            culprit = str(error.where).split(",")[0]
+            shared = culprit.startswith((keys.SCHEMAS, keys.TILINGS))
+            survey.findings.append(_Finding(culprit if shared else key, error, {key}))
+
+
+def _check_links(survey: _Survey) -> None:
+    """Base and target digests against the manifests that they name."""
+    for key, way in survey.ways.items():
+        manifest = way.manifest
+        links = [(manifest.base, manifest.base_digest, "base-digest")]
+        if manifest.is_way:
+            links.append((manifest.version, manifest.target_digest, "target-digest"))
+        for number, digest, kind in links:
+            other = None if number is None else survey.ways.get(keys.version_key(number))
+            if other is not None and other.digest != digest:
+                error = FormatError("link to another manifest", kind=kind, where=key, found=other.digest.hex())
+                survey.findings.append(_Finding(key, error, {key}))
+
+
+def _keep_needed(survey: _Survey, version: int) -> None:
+    """Drop the ways that no chain to `version` can use."""
+    needed, queue = set(), [version]
+    while queue:
+        number = queue.pop()
+        if number in needed:
+            continue
+        needed.add(number)
+        queue += [
+            way.manifest.base
+            for way in survey.ways.values()
+            if way.manifest.version == number and way.manifest.base is not None
+        ]
+    survey.ways = {key: way for key, way in survey.ways.items() if way.manifest.version in needed}
+    kept = {key for key, (number, _) in survey.broken.items() if number in needed}
+    survey.broken = {key: value for key, value in survey.broken.items() if key in kept}
+    survey.findings = [f for f in survey.findings if not f.ways or f.ways & (kept | survey.ways.keys())]
+
+
+def _check_shards(survey: _Survey, key: str, manifest: Manifest) -> None:
+    store = survey.history.store
+    sizes = zip(_shard_keys(manifest), manifest.shards.size.tolist(), strict=True)
+    for row, (shard, size) in enumerate(sizes):
+        writer = int(manifest.shards.writer[row])
+        try:
+            found = store.size(shard)
+            if found != size:
+                raise FormatError("shard of another size", kind="truncated", where=shard, expected=size, found=found)
+            _check_footer(store_footer(survey.history, shard, size), manifest, row, writer, shard)
+        except DeltafmtError as error:
+            if error.kind == "store-unreachable":
+                raise
+            survey.findings.append(_Finding(shard, error, {key}))
+        survey.advance(size)
+
+
+def store_footer(history: History, shard: str, size: int) -> Footer:
+    """The footer of a stored shard."""
+    store = history.store
+    trailer = next(iter(store.read_ranges([Range(shard, max(0, size - TRAILER_BYTES), size)])))
+    offset = footer_offset(trailer, size, where=shard)
+    data = next(iter(store.read_ranges([Range(shard, offset, size - TRAILER_BYTES)])))
+    return parse_footer(data, where=f"{shard}, footer")
+
+
+def _check_footer(footer: Footer, manifest: Manifest, row: int, writer: int, where: str) -> None:
+    chunks = manifest.chunks.take(manifest.chunks.shard == row)
+    same = (footer.lineage, footer.version, footer.base, footer.attempt, footer.writer) == (
+        manifest.lineage,
+        manifest.version,
+        manifest.base,
+        manifest.attempt,
+        writer,
+    )
+    own = [(name, getattr(footer.chunks, name)) for name, _ in footer.chunks.columns() if name != "shard"]
+    same = same and len(footer.chunks) == len(chunks)
+    if not same or any((values != getattr(chunks, name)).any() for name, values in own):
+        raise FormatError("footer disagrees with the manifest", kind="footer-mismatch", where=where)
+
+
+def _check_files(survey: _Survey, key: str, manifest: Manifest) -> None:
+    for digest, _ in manifest.files.values():
+        try:
+            read_side_file(survey.history.store, digest)
+        except DeltafmtError as error:
+            # Weights can be read without it, so that no version is lost.
+            survey.findings.append(_Finding(keys.file_key(digest), error, set()))
+
+
+def _replay(survey: _Survey) -> None:
+    """Decode every way and prove its result by digest, in memory of the model's size.
+
+    Versions are taken in order, so that a delta from the version before is applied to what is at hand.
+    """
+    owners = {shard: key for key, way in survey.ways.items() for shard in _shard_keys(way.manifest)}
+    current: _Current | None = None
+    for key, way in sorted(survey.ways.items(), key=lambda item: (item[1].manifest.version, item[0])):
+        if not way.manifest.data:
+            continue
+        try:
+            current = _replay_way(survey.history, key, way, current)
+        except NotFoundError:
+            # Its base cannot be read; what is missing has been named already.
+            current = None
+        except DeltafmtError as error:
+            current = None
+            if error.kind == "store-unreachable":
+                raise
+            culprit = str(error.where).split(",")[0]
+            blamed = culprit if culprit in owners else key
+            if all(finding.key != blamed for finding in survey.findings):
+                survey.findings.append(_Finding(blamed, error, {owners.get(blamed, key)}))
+        survey.advance(way.manifest.stored_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Current:
+    """Tensors that hold a version."""
+
+    version: int
+    schema: bytes
+    tensors: dict[str, torch.Tensor]
+
+
+def _replay_way(history: History, key: str, way: Stored, current: _Current | None) -> _Current:
+    manifest = way.manifest
+    at_hand = current is not None and (current.version, current.schema) == (manifest.base, manifest.schema)
+    tensors = current.tensors if current is not None and at_hand else allocate(history.schema(manifest.schema))
+    replica = Replica(history, tensors)
+    if manifest.base is None:
+        replica.load([way])
+    else:
+        if not at_hand:
+            _base_into(history, manifest, tensors)
+        replica.apply(replica.stage([way]), None)
+    sums, _, _ = replica.scan_tensors(manifest)
+    schema = history.schema(manifest.schema)
+    for row in schema.owners:
+        expected = (manifest.tensors.digest0[row], manifest.tensors.digest1[row])
+        if tuple(sums[row]) != expected:
+            raise FormatError(
+                "tensor does not have the digest recorded",
+                kind="content-mismatch",
+                where=f"{key}, {schema.tensors[row].name!r}",
+            )
+    return _Current(manifest.version, manifest.schema, tensors)
+
+
+def _shard_keys(manifest: Manifest) -> list[str]:
+    return [
+        keys.shard_key(
+            version=manifest.version,
+            base=manifest.base,
+            attempt=manifest.attempt,
+            writer=writer,
+            further=manifest.is_way,
+        )
+        for writer in manifest.shards.writer.tolist()
+    ]
+
+
+def _base_into(history: History, manifest: Manifest, tensors: dict[str, torch.Tensor]) -> None:
+    """Read the base's tensors into those of the result, as far as both have them alike."""
+    assert manifest.base is not None
+    before = history.schema(history.first_way(manifest.base).manifest.schema)
+    after = history.schema(manifest.schema)
+    common = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if name in before and (before[name].dtype, before[name].shape) == (after[name].dtype, after[name].shape)
+    }
+    materialize(history, manifest.base, common)
+
+
+def _problems(survey: _Survey, versions: Iterable[int]) -> list[Problem]:
+    whole = _readable(survey, set())
+    everything = set(versions)
+    problems = []
+    for finding in survey.findings:
+        lost = everything if finding.key == keys.LINEAGE else whole - _readable(survey, finding.ways)
+        problems.append(
+            Problem(
+                key=finding.key,
+                kind=finding.error.kind,
+                message=str(finding.error),
+                versions=tuple(sorted(lost)),
+            )
+        )
+    return problems
+
+
+def _readable(survey: _Survey, without: set[str]) -> set[int]:
+    """Versions that could be read if only the ways `without` were lost, all other damage being undone."""
+    ways = {key: (way.manifest.version, way.manifest.base, way.manifest.data) for key, way in survey.ways.items()}
+    ways |= {key: (version, base, True) for key, (version, base) in survey.broken.items()}
+    exists = {version for key, (version, _, _) in ways.items() if key == keys.version_key(version) and key not in without}
+    readable: set[int] = set()
+    grown = True
+    while grown:
+        grown = False
+        for key, (version, base, data) in ways.items():
+            start = base in readable or (base is None and data) or base == -1
+            if key not in without and version in exists and version not in readable and start:
+                readable.add(version)
+                grown = True
+    return readable
