@@ -18,7 +18,10 @@ CHANGES = pa.schema(
         pa.field("old", pa.uint64()),
         pa.field("new", pa.uint64(), nullable=False),
     ],
-    metadata={"old": "bit pattern, zero-extended; null where the older version lacks the element", "new": "bit pattern"},
+    metadata={
+        "old": "bit pattern, zero-extended; null where the older version lacks the element",
+        "new": "bit pattern",
+    },
 )
 """Columns of `Lineage.changes`: name, flat canonical index, old and new bit pattern."""
 
@@ -34,13 +37,17 @@ def tensor_changes(
     if old is None:
         for low in range(0, len(after), BATCH_ROWS):
             bits = after[low : low + BATCH_ROWS]
-            yield _batch(dictionary, names[name], np.arange(low, low + len(bits), dtype=np.uint64), None, bits)
+            yield _batch(
+                dictionary, names[name], np.arange(low, low + len(bits), dtype=np.uint64), None, bits
+            )
         return
     before = numpy_bits(old).reshape(-1)
     step = 1 << 30
     for first in range(0, len(after), step):
         # Positions have 32 bits; the flat index is put together again here.
-        for positions, was, now in diff(before[first : first + step], after[first : first + step], 0, DiffScratch()):
+        for positions, was, now in diff(
+            before[first : first + step], after[first : first + step], 0, DiffScratch()
+        ):
             index = positions.astype(np.uint64) + np.uint64(first)
             for low in range(0, len(index), BATCH_ROWS):
                 rows = slice(low, low + BATCH_ROWS)

@@ -96,6 +96,8 @@ REASONS: dict[str, str] = {
     "lineage-mismatch": "an object that belongs to another lineage",
     "version-missing": "a version that was never committed, or whose manifest is gone",
     "version-mismatch": "a manifest of another version or base than its name says",
+    "base-differs": "a way made from another version of its base's number than the one that is there",
+    "new-not-dense": "a delta way with a new or reshaped tensor that is not dense in it",
     "chain-broken": "no way leads to the version from what is held",
     "content-mismatch": "weights that differ from the digest of the version",
     "cast-inexact": "a live value behind a declared cast that is no image of the source dtype",
@@ -104,6 +106,12 @@ REASONS: dict[str, str] = {
     "base-none": "a version that has no base to be compared with",
     "footer-mismatch": "a shard whose footer disagrees with the manifest",
     "export-exists": "a folder for an export that is not empty",
+    # writers
+    "version-taken": "a version number that another writer used first, or that is not the newest",
+    "commit-unknown": "a commit whose outcome could not be read back",
+    "schema-differs": "tensors whose names, dtypes or shapes are not those expected",
+    "meta-invalid": "labels that msgpack cannot hold, or that are too large",
+    "writer-unsupported": "a kind of writer that this build does not have",
     # storage
     "object-missing": "an object that is not in the store",
     "already-exists": "an exclusive create of an object that exists",

@@ -42,7 +42,9 @@ def export_version(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            raise StoreError("folder is not empty; export into a new one", kind="export-exists", where=str(folder))
+            raise StoreError(
+                "folder is not empty; export into a new one", kind="export-exists", where=str(folder)
+            )
         files = split_files(list(schema), file_bytes=file_bytes)
         total = sum(file.nbytes for file in files)
         names = _file_names(len(files))
@@ -59,7 +61,9 @@ def export_version(
             written.append(index)
         return written + [_write_side_file(store, folder, *item) for item in manifest.files.items()]
     except OSError as error:
-        raise StoreError(f"cannot write ({error.strerror})", kind="store-failed", where=str(folder)) from error
+        raise StoreError(
+            f"cannot write ({error.strerror})", kind="store-failed", where=str(folder)
+        ) from error
 
 
 def _file_names(count: int) -> list[str]:

@@ -93,7 +93,9 @@ class Layout:
         for name, info in targets.items():
             if name not in schema:
                 raise LayoutError(
-                    "no stored tensor fills this local tensor; give a layout", kind="target-unfilled", where=repr(name)
+                    "no stored tensor fills this local tensor; give a layout",
+                    kind="target-unfilled",
+                    where=repr(name),
                 )
             if schema[name].volume:
                 placements.append(Placement(name, Box.full(schema[name].shape), name, 0, info.strides))
@@ -108,7 +110,9 @@ class Layout:
         untouched: dict[str, list[Box]] = defaultdict(list)
         for name, box in self.untouched:
             if name not in targets or not Box.full(targets[name].shape).contains(box):
-                raise LayoutError("untouched box leaves its target", kind="placement-outside", where=f"{name!r} {box}")
+                raise LayoutError(
+                    "untouched box leaves its target", kind="placement-outside", where=f"{name!r} {box}"
+                )
             untouched[name].append(box)
         for name, info in targets.items():
             _check_target(name, info, by_target[name], untouched[name], schema)
@@ -129,12 +133,18 @@ def _check_placement(
     if placement.source not in schema:
         raise LayoutError("placement of a tensor that the schema lacks", kind="name-unknown", where=where)
     if placement.target not in targets:
-        raise LayoutError("placement into a local tensor that was not given", kind="name-unknown", where=where)
+        raise LayoutError(
+            "placement into a local tensor that was not given", kind="name-unknown", where=where
+        )
     spec, info = schema[placement.source], targets[placement.target]
     box = placement.source_box
     if not Box.full(spec.shape).contains(box) or len(placement.strides) != box.rank:
         raise LayoutError(
-            "placement leaves its source", kind="placement-outside", where=where, expected=spec.shape, found=box
+            "placement leaves its source",
+            kind="placement-outside",
+            where=where,
+            expected=spec.shape,
+            found=box,
         )
     if box.volume:
         last = placement.offset + sum((n - 1) * s for n, s in zip(box.shape, placement.strides, strict=True))
@@ -163,7 +173,9 @@ def _check_target(
     if 0 in info.shape:
         return
     if any(s < 0 for s in info.strides) or _overlaps_itself(info):
-        raise LayoutError("local tensor overlaps itself", kind="target-strides", where=repr(name), found=info.strides)
+        raise LayoutError(
+            "local tensor overlaps itself", kind="target-strides", where=repr(name), found=info.strides
+        )
     if len(placements) == 1 and not untouched and _is_whole(placements[0], info):
         return
     unique = {(schema.resolve(p.source).name, p.source_box, p.offset, p.strides): p for p in placements}
@@ -189,7 +201,9 @@ def _is_whole(placement: Placement, info: TargetInfo) -> bool:
     return same and placement.offset == 0
 
 
-def _target_box(shape: tuple[int, ...], offset: int, strides: tuple[int, ...], info: TargetInfo) -> Box | None:
+def _target_box(
+    shape: tuple[int, ...], offset: int, strides: tuple[int, ...], info: TargetInfo
+) -> Box | None:
     """The box of the target that a placement fills; None where it is no box, or not seen to be one."""
     start, stop = [0] * len(info.shape), [1] * len(info.shape)
     dims = sorted(range(len(info.shape)), key=lambda d: -info.strides[d])
@@ -268,7 +282,9 @@ def _check_by_bitmap(
             at = addresses[(addresses >= low) & (addresses < low + size)] - low
             if (source[at] >= 0).any():
                 raise LayoutError(
-                    "an element is both placed and declared untouched", kind="placement-overlap", where=repr(name)
+                    "an element is both placed and declared untouched",
+                    kind="placement-overlap",
+                    where=repr(name),
                 )
             source[at] = len(schema)
         needed = own[(own >= low) & (own < low + size)] - low
@@ -283,7 +299,9 @@ def _check_by_bitmap(
         source[needed] = -1
         if (source >= 0).any():
             raise LayoutError(
-                "a placement fills memory between the target's elements", kind="placement-outside", where=repr(name)
+                "a placement fills memory between the target's elements",
+                kind="placement-outside",
+                where=repr(name),
             )
 
 

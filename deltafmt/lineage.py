@@ -19,8 +19,7 @@ from deltafmt.format import keys
 from deltafmt.format.objects import digest_of_schema, emit_lineage, emit_schema
 from deltafmt.format.records import LineageRecord, Manifest
 from deltafmt.read.history import History
-from deltafmt.read.materialize import allocate, materialize
-from deltafmt.read.replica import Replica
+from deltafmt.read.materialize import allocate, follow, materialize
 from deltafmt.schema import Schema
 from deltafmt.store import AlreadyExists, open_store
 from deltafmt.verify import Report, verify_lineage
@@ -59,9 +58,13 @@ def create(url: str, schema: Schema, *, storage_options: Mapping[str, Any] | Non
     store.check_exclusive()
     digest = digest_of_schema(schema)
     if store.exists(keys.LINEAGE):
-        raise CommitConflictError("a lineage is there already; open it", kind="lineage-exists", where=store.url)
+        raise CommitConflictError(
+            "a lineage is there already; open it", kind="lineage-exists", where=store.url
+        )
     store.put(keys.schema_key(digest), emit_schema(schema))
-    record = LineageRecord(lineage=secrets.token_bytes(16), created=time.time_ns() // 1_000_000, schema=digest)
+    record = LineageRecord(
+        lineage=secrets.token_bytes(16), created=time.time_ns() // 1_000_000, schema=digest
+    )
     try:
         store.put_if_absent(keys.LINEAGE, emit_lineage(record))
     except AlreadyExists as error:
@@ -144,7 +147,11 @@ class Lineage:
         return {name: owners[schema.resolve(name).name] for name in wanted}
 
     def iter_read(
-        self, version: int | None = None, names: Iterable[str] | None = None, *, batch_bytes: int = BATCH_BYTES
+        self,
+        version: int | None = None,
+        names: Iterable[str] | None = None,
+        *,
+        batch_bytes: int = BATCH_BYTES,
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Like `read`, tensor after tensor in the asked order, holding about `batch_bytes` at a time."""
         number = self._version(version)
@@ -163,7 +170,9 @@ class Lineage:
         manifest = self.manifest(version)
         if manifest.base is None:
             raise NotFoundError(
-                "the version is an anchor and has no base; use diff(a, b)", kind="base-none", where=f"version {manifest.version}"
+                "the version is an anchor and has no base; use diff(a, b)",
+                kind="base-none",
+                where=f"version {manifest.version}",
             )
         return self.diff(manifest.base, manifest.version)
 
@@ -191,8 +200,7 @@ class Lineage:
         if stored.manifest.base != old or stored.manifest.schema != self.manifest(old).schema:
             return self.read(new, names)
         now = {name: was[name].clone() for name in names}
-        replica = Replica(self.history, now)
-        replica.apply(replica.stage([stored]), None)
+        follow(self.history, stored, now)
         return now
 
     def verify(

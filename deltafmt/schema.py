@@ -132,7 +132,11 @@ class Schema:
 
     def _check_alias(self, spec: TensorSpec) -> None:
         owner = self.tensors[self._rows[spec.alias_of]] if spec.alias_of in self._rows else None
-        fits = owner is not None and (owner.alias_of, owner.dtype, owner.shape) == (None, spec.dtype, spec.shape)
+        fits = owner is not None and (owner.alias_of, owner.dtype, owner.shape) == (
+            None,
+            spec.dtype,
+            spec.shape,
+        )
         if not fits:
             raise SchemaError(
                 "alias does not fit its owner",

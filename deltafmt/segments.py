@@ -249,7 +249,9 @@ def _pairs(box_tensor: Ints, placed_tensor: Ints, tensors: int) -> tuple[Ints, I
     return box, first[box_tensor][box] + within
 
 
-def _collapse(*, dims: Ints, low: Ints, high: Ints, target_stride: Ints, source_stride: Ints) -> dict[str, Ints]:
+def _collapse(
+    *, dims: Ints, low: Ints, high: Ints, target_stride: Ints, source_stride: Ints
+) -> dict[str, Ints]:
     """Merge neighbouring dimensions of each segment, from the last one on, where both maps stay affine."""
     count, rank = dims.shape
     out: dict[str, Any] = {

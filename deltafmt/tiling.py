@@ -67,7 +67,9 @@ class Tiling:
         """(row of the tensor, box) of one box row."""
         tensor = int(self.box_tensor[row])
         skip = self.box_start.shape[1] - len(schema.tensors[tensor].shape)
-        return tensor, Box(tuple(self.box_start[row, skip:].tolist()), tuple(self.box_stop[row, skip:].tolist()))
+        return tensor, Box(
+            tuple(self.box_start[row, skip:].tolist()), tuple(self.box_stop[row, skip:].tolist())
+        )
 
     def boxes(self, domain: int, schema: Schema) -> list[tuple[int, Box]]:
         """The domain's boxes in order of position."""

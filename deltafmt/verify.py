@@ -15,8 +15,7 @@ from deltafmt.format.objects import parse_footer
 from deltafmt.format.records import Footer, Manifest
 from deltafmt.format.shard import footer_offset
 from deltafmt.read.history import History, Stored
-from deltafmt.read.materialize import allocate, materialize
-from deltafmt.read.replica import Replica
+from deltafmt.read.materialize import allocate, follow, materialize, tensor_digests
 from deltafmt.store import Range
 
 
@@ -100,8 +99,12 @@ def verify_lineage(
         _check_files(survey, key, way.manifest)
     if deep:
         _replay(survey)
-    looked_at = sorted({way.manifest.version for way in survey.ways.values()} | {v for v, _ in survey.broken.values()})
-    return Report(versions=tuple(looked_at), checked_bytes=survey.done, problems=tuple(_problems(survey, versions)))
+    looked_at = sorted(
+        {way.manifest.version for way in survey.ways.values()} | {v for v, _ in survey.broken.values()}
+    )
+    return Report(
+        versions=tuple(looked_at), checked_bytes=survey.done, problems=tuple(_problems(survey, versions))
+    )
 
 
 def _read_ways(survey: _Survey, version: int) -> None:
@@ -134,7 +137,9 @@ def _check_links(survey: _Survey) -> None:
         for number, digest, kind in links:
             other = None if number is None else survey.ways.get(keys.version_key(number))
             if other is not None and other.digest != digest:
-                error = FormatError("link to another manifest", kind=kind, where=key, found=other.digest.hex())
+                error = FormatError(
+                    "link to another manifest", kind=kind, where=key, found=other.digest.hex()
+                )
                 survey.findings.append(_Finding(key, error, {key}))
 
 
@@ -165,7 +170,9 @@ def _check_shards(survey: _Survey, key: str, manifest: Manifest) -> None:
         try:
             found = store.size(shard)
             if found != size:
-                raise FormatError("shard of another size", kind="truncated", where=shard, expected=size, found=found)
+                raise FormatError(
+                    "shard of another size", kind="truncated", where=shard, expected=size, found=found
+                )
             _check_footer(store_footer(survey.history, shard, size), manifest, row, writer, shard)
         except DeltafmtError as error:
             if error.kind == "store-unreachable":
@@ -245,15 +252,13 @@ class _Current:
 def _replay_way(history: History, key: str, way: Stored, current: _Current | None) -> _Current:
     manifest = way.manifest
     at_hand = current is not None and (current.version, current.schema) == (manifest.base, manifest.schema)
-    tensors = current.tensors if current is not None and at_hand else allocate(history.schema(manifest.schema))
-    replica = Replica(history, tensors)
-    if manifest.base is None:
-        replica.load([way])
-    else:
-        if not at_hand:
-            _base_into(history, manifest, tensors)
-        replica.apply(replica.stage([way]), None)
-    sums, _, _ = replica.scan_tensors(manifest)
+    tensors = (
+        current.tensors if current is not None and at_hand else allocate(history.schema(manifest.schema))
+    )
+    if manifest.base is not None and not at_hand:
+        _base_into(history, manifest, tensors)
+    follow(history, way, tensors)
+    sums = tensor_digests(history, way, tensors)
     schema = history.schema(manifest.schema)
     for row in schema.owners:
         expected = (manifest.tensors.digest0[row], manifest.tensors.digest1[row])
@@ -287,7 +292,8 @@ def _base_into(history: History, manifest: Manifest, tensors: dict[str, torch.Te
     common = {
         name: tensor
         for name, tensor in tensors.items()
-        if name in before and (before[name].dtype, before[name].shape) == (after[name].dtype, after[name].shape)
+        if name in before
+        and (before[name].dtype, before[name].shape) == (after[name].dtype, after[name].shape)
     }
     materialize(history, manifest.base, common)
 
@@ -311,9 +317,15 @@ def _problems(survey: _Survey, versions: Iterable[int]) -> list[Problem]:
 
 def _readable(survey: _Survey, without: set[str]) -> set[int]:
     """Versions that could be read if only the ways `without` were lost, all other damage being undone."""
-    ways = {key: (way.manifest.version, way.manifest.base, way.manifest.data) for key, way in survey.ways.items()}
+    ways = {
+        key: (way.manifest.version, way.manifest.base, way.manifest.data) for key, way in survey.ways.items()
+    }
     ways |= {key: (version, base, True) for key, (version, base) in survey.broken.items()}
-    exists = {version for key, (version, _, _) in ways.items() if key == keys.version_key(version) and key not in without}
+    exists = {
+        version
+        for key, (version, _, _) in ways.items()
+        if key == keys.version_key(version) and key not in without
+    }
     readable: set[int] = set()
     grown = True
     while grown:

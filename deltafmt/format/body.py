@@ -26,9 +26,7 @@ def content_digest(record: Any, kind: str) -> bytes:
     return blake2b(pack_map(_body(record, kind, compressed=False)))
 
 
-def parse(
-    data: bytes | memoryview, kind: str, *, where: object, limit: int = MAX_OBJECT_BYTES
-) -> Any:
+def parse(data: bytes | memoryview, kind: str, *, where: object, limit: int = MAX_OBJECT_BYTES) -> Any:
     """The record of an object of the given kind; unknown optional keys are ignored."""
     body = unseal(data, kind=kind, where=where, limit=limit)
     budget = _Budget(where)
@@ -49,7 +47,9 @@ def _body(record: Any, kind: str, *, compressed: bool) -> dict[str, Any]:
 
 def _emit_field(value: Any, wire: str, compressed: bool) -> Any:
     if wire in TABLES:
-        columns = {name: _emit_column(getattr(value, name), dtype, compressed) for name, dtype in value.columns()}
+        columns = {
+            name: _emit_column(getattr(value, name), dtype, compressed) for name, dtype in value.columns()
+        }
         return {"rows": len(value), **columns}
     if wire.startswith("column"):
         return _emit_column(value, _column_dtype(wire), compressed)
@@ -91,7 +91,11 @@ def _parse_field(value: Any, wire: str, budget: _Budget, where: str) -> Any:
         return None if value is None else _parse_field(value, wire[:-1], budget, where)
     if not _SCALARS[wire](value):
         raise FormatError(
-            "field is not what the format says", kind="field-type", where=where, expected=wire, found=repr(value)[:80]
+            "field is not what the format says",
+            kind="field-type",
+            where=where,
+            expected=wire,
+            found=repr(value)[:80],
         )
     if wire == "files":
         return {check_name(name, where=where): (digest, size) for name, (digest, size) in value.items()}
@@ -118,7 +122,11 @@ def _parse_column(value: Any, dtype: np.dtype[Any], rows: int | None, budget: _B
     expected = raw_bytes // dtype.itemsize * dtype.itemsize if rows is None else rows * dtype.itemsize
     if raw_bytes != expected:
         raise FormatError(
-            "column length does not fit its rows", kind="column-length", where=where, expected=expected, found=raw_bytes
+            "column length does not fit its rows",
+            kind="column-length",
+            where=where,
+            expected=expected,
+            found=raw_bytes,
         )
     budget.take(raw_bytes, where)
     return decompress(codec, memoryview(stored), raw_bytes, where=where).view(dtype)

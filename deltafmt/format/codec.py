@@ -47,7 +47,9 @@ def decompress(codec: int, stored: memoryview, raw_bytes: int, *, where: object)
     try:
         buffer = pa.Codec("zstd").decompress(pa.py_buffer(stored), raw_bytes)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise FormatError(f"zstd cannot decode the frame ({error})", kind="zstd-corrupt", where=where) from error
+        raise FormatError(
+            f"zstd cannot decode the frame ({error})", kind="zstd-corrupt", where=where
+        ) from error
     return np.frombuffer(buffer, np.uint8)
 
 
@@ -70,7 +72,10 @@ def _check_frame(frame: memoryview, raw_bytes: int, where: object) -> None:
         raise FormatError("zstd frame is cut", kind="zstd-corrupt", where=where)
     if start < len(frame):
         raise FormatError(
-            "bytes behind the zstd frame", kind="zstd-trailing", where=where, found=f"{len(frame) - start} bytes"
+            "bytes behind the zstd frame",
+            kind="zstd-trailing",
+            where=where,
+            found=f"{len(frame) - start} bytes",
         )
 
 

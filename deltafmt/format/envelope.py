@@ -51,11 +51,19 @@ def unseal(
     view = memoryview(data)
     if len(view) > limit:
         raise FormatError(
-            "object is larger than the limit", kind="object-too-large", where=where, expected=limit, found=len(view)
+            "object is larger than the limit",
+            kind="object-too-large",
+            where=where,
+            expected=limit,
+            found=len(view),
         )
     if len(view) < ENVELOPE_BYTES:
         raise FormatError(
-            "object is cut", kind="truncated", where=where, expected=f"{ENVELOPE_BYTES} bytes", found=len(view)
+            "object is cut",
+            kind="truncated",
+            where=where,
+            expected=f"{ENVELOPE_BYTES} bytes",
+            found=len(view),
         )
     magic, version, length, checksum = _HEADER.unpack_from(view)
     if magic != OBJECT_MAGIC:
@@ -112,7 +120,9 @@ def _count_items(body: memoryview, where: object) -> int:
     while start < len(body):
         items += 1
         if items > MAX_ITEMS:
-            raise FormatError("body has too many items", kind="msgpack-invalid", where=where, expected=MAX_ITEMS)
+            raise FormatError(
+                "body has too many items", kind="msgpack-invalid", where=where, expected=MAX_ITEMS
+            )
         start += _item_bytes(body, start)
     return items
 
@@ -144,7 +154,10 @@ def _checked_body(body: object, kind: str | None, where: object) -> dict[str, An
     required = body.get("required")
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         raise FormatError(
-            "`required` is not a list of feature names", kind="field-type", where=where, found=repr(required)[:80]
+            "`required` is not a list of feature names",
+            kind="field-type",
+            where=where,
+            found=repr(required)[:80],
         )
     for name in required:
         if name not in FEATURES:
@@ -156,7 +169,11 @@ def _checked_body(body: object, kind: str | None, where: object) -> dict[str, An
             )
     if not isinstance(body.get("kind"), str) or (kind is not None and body["kind"] != kind):
         raise FormatError(
-            "object of another kind", kind="kind-wrong", where=where, expected=kind, found=repr(body.get("kind"))[:80]
+            "object of another kind",
+            kind="kind-wrong",
+            where=where,
+            expected=kind,
+            found=repr(body.get("kind"))[:80],
         )
     return body
 

@@ -78,5 +78,7 @@ def check_name(name: str, *, where: object = None) -> str:
         or not name.isprintable()
     )
     if unsafe:
-        raise FormatError("name leaves its root or is unsafe", kind="key-unsafe", where=where, found=repr(name)[:200])
+        raise FormatError(
+            "name leaves its root or is unsafe", kind="key-unsafe", where=where, found=repr(name)[:200]
+        )
     return name

@@ -200,5 +200,9 @@ def _check_digest(record: Any, kind: str, digest: bytes | None, where: object) -
     found = content_digest(record, kind)
     if found != digest:
         raise FormatError(
-            "content differs from its name", kind="digest-mismatch", where=where, expected=digest.hex(), found=found.hex()
+            "content differs from its name",
+            kind="digest-mismatch",
+            where=where,
+            expected=digest.hex(),
+            found=found.hex(),
         )

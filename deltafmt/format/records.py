@@ -174,7 +174,9 @@ class Manifest:
     version: int = _entry("int", "the version that the way leads to")
     base: int | None = _entry("int?", "the version that it starts from; nil for an anchor")
     base_digest: bytes | None = _entry("bin32?", "digest of versions/<base>.dfm; nil for an anchor")
-    target_digest: bytes | None = _entry("bin32?", "kind `way` only: digest of versions/<version>.dfm; else nil")
+    target_digest: bytes | None = _entry(
+        "bin32?", "kind `way` only: digest of versions/<version>.dfm; else nil"
+    )
     schema: bytes = _entry("bin32", "digest of the schema of the result")
     tiling: bytes = _entry("bin32", "digest of the tiling of the chunks")
     attempt: bytes = _entry("bin16", "random id of the try that wrote the shards")

@@ -43,14 +43,20 @@ def check_manifest(manifest: Manifest, schema: Schema, tiling: Tiling, *, where:
         )
     missing = np.setdiff1d(manifest.chunks.domain, manifest.domains.domain)
     if len(missing):
-        raise FormatError("chunk without a digest of its domain", kind="digest-rows", where=where, found=int(missing[0]))
+        raise FormatError(
+            "chunk without a digest of its domain", kind="digest-rows", where=where, found=int(missing[0])
+        )
     if manifest.base is None:
         _check_anchor(manifest, len(tiling), where)
     total = int(tiling.volume.sum())
     listed = int(manifest.chunks.listed.sum(dtype=np.int64))
     if manifest.listed != listed or not 0 <= (manifest.changed or 0) <= total:
         raise FormatError(
-            "statistics disagree with the chunks", kind="statistics", where=where, expected=listed, found=manifest.listed
+            "statistics disagree with the chunks",
+            kind="statistics",
+            where=where,
+            expected=listed,
+            found=manifest.listed,
         )
 
 
@@ -111,7 +117,12 @@ def _check_chunks(chunks: ChunkTable, tiling: Tiling, where: object) -> None:
     _refuse(together, "chunks of a domain list more elements than it has", "chunk-listed", where)
     odd = (chunks.shift > MAX_SHIFT) | (chunks.block < MIN_BLOCK_LOG2) | (chunks.block > MAX_BLOCK_LOG2)
     _refuse(~dense & odd, "shift or block size is out of range", "chunk-coding", where)
-    _refuse(dense & ((chunks.shift != 0) | (chunks.block != 0)), "dense chunk with positions", "chunk-coding", where)
+    _refuse(
+        dense & ((chunks.shift != 0) | (chunks.block != 0)),
+        "dense chunk with positions",
+        "chunk-coding",
+        where,
+    )
 
 
 def _check_places(manifest: Manifest, where: object) -> None:
@@ -152,7 +163,11 @@ def _check_anchor(manifest: Manifest, domains: int, where: object) -> None:
     expected = domains if manifest.data else 0
     if len(manifest.chunks) != expected:
         raise FormatError(
-            "anchor is not complete", kind="anchor-incomplete", where=where, expected=expected, found=len(manifest.chunks)
+            "anchor is not complete",
+            kind="anchor-incomplete",
+            where=where,
+            expected=expected,
+            found=len(manifest.chunks),
         )
 
 

@@ -198,7 +198,9 @@ def _write(
 
 
 @njit(nogil=True, cache=True)
-def _update(count: int, flat: Any, before: Any, after: Any, width: int, salt: Any, table: Any, digest: Any) -> None:
+def _update(
+    count: int, flat: Any, before: Any, after: Any, width: int, salt: Any, table: Any, digest: Any
+) -> None:
     s0, s1 = salt[0], salt[1]
     if width == 8:
         for k in range(count):
@@ -252,7 +254,18 @@ def _apply(
                     t_stride[s], s_stride[s], t_base[s], s_base[s], entry, address, flat,
                 )  # fmt: skip
                 _write(
-                    operation, order, values, undo, keep, cast[s] == 1, count, entry, address, before, after, wide
+                    operation,
+                    order,
+                    values,
+                    undo,
+                    keep,
+                    cast[s] == 1,
+                    count,
+                    entry,
+                    address,
+                    before,
+                    after,
+                    wide,
                 )
                 if counted[s]:
                     _update(count, flat, before, after, values.itemsize, salt[s], table, digest)

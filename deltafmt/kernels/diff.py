@@ -24,7 +24,11 @@ class DiffScratch:
 
     def buffers(self, dtype: np.dtype[Any]) -> tuple[npt.NDArray[np.uint32], Bits, Bits]:
         if dtype not in self._buffers:
-            self._buffers[dtype] = (np.empty(_PIECE, np.uint32), np.empty(_PIECE, dtype), np.empty(_PIECE, dtype))
+            self._buffers[dtype] = (
+                np.empty(_PIECE, np.uint32),
+                np.empty(_PIECE, dtype),
+                np.empty(_PIECE, dtype),
+            )
         return self._buffers[dtype]
 
 

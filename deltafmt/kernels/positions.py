@@ -101,7 +101,9 @@ def decode_positions(
     if status == 0 and listed * shift % 8 and low[-1] >> (listed * shift % 8):
         status, block = 4, len(entries) - 1
     if status:
-        raise FormatError("positions cannot be decoded", kind=_REASONS[status], where=f"{where}, block {block}")
+        raise FormatError(
+            "positions cannot be decoded", kind=_REASONS[status], where=f"{where}, block {block}"
+        )
     return positions[:listed]
 
 

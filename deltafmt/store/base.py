@@ -75,9 +75,7 @@ def coalesce(
             small = request.stop - last.range.start <= fetch_bytes
             if joined and near and small:
                 stop = max(last.range.stop, request.stop)
-                fetches[-1] = Fetch(
-                    Range(request.key, last.range.start, stop), (*last.requests, number)
-                )
+                fetches[-1] = Fetch(Range(request.key, last.range.start, stop), (*last.requests, number))
                 continue
         fetches.append(Fetch(request, (number,)))
     return fetches
@@ -143,11 +141,17 @@ class Store(abc.ABC):
         """A whole object; with `limit`, a larger one is refused before it is read."""
         if limit is not None and (found := self.size(key)) > limit:
             raise StoreError(
-                "object is larger than the limit", kind="object-too-large", where=key, expected=limit, found=found
+                "object is larger than the limit",
+                kind="object-too-large",
+                where=key,
+                expected=limit,
+                found=found,
             )
         return self.read_all(key)
 
-    def read_ranges(self, requests: Sequence[Range], *, ahead_bytes: int = AHEAD_BYTES) -> Iterator[memoryview]:
+    def read_ranges(
+        self, requests: Sequence[Range], *, ahead_bytes: int = AHEAD_BYTES
+    ) -> Iterator[memoryview]:
         """The requested bytes in order, fetched in parallel and a bounded amount ahead.
 
         A read of another length than asked for is repeated once and then a `StoreError` (`short-read`).

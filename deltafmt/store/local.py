@@ -177,4 +177,6 @@ def _errors(key: str) -> Iterator[None]:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFoundError("no such object", kind="object-missing", where=key) from error
     except OSError as error:
-        raise StoreError(f"the file system refused ({error.strerror})", kind="store-failed", where=key) from error
+        raise StoreError(
+            f"the file system refused ({error.strerror})", kind="store-failed", where=key
+        ) from error
