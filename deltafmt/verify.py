@@ -199,7 +199,7 @@ def _check_footer(footer: Footer, manifest: Manifest, row: int, writer: int, whe
         manifest.attempt,
         writer,
     )
-    own = [(name, getattr(footer.chunks, name)) for name, _ in footer.chunks.columns() if name != "shard"]
+    own = [(name, getattr(footer.chunks, name)) for name, _ in footer.chunks.column_types() if name != "shard"]
     same = same and len(footer.chunks) == len(chunks)
     if not same or any((values != getattr(chunks, name)).any() for name, values in own):
         raise FormatError("footer disagrees with the manifest", kind="footer-mismatch", where=where)

@@ -139,7 +139,7 @@ def _fields(record: Any, limit: int | None) -> dict[str, Any]:
 def _table(value: Table, limit: int | None) -> dict[str, Any]:
     shown = value if limit is None else value.take(slice(0, limit))
     columns = {}
-    for name, _ in value.columns():
+    for name, _ in value.column_types():
         cells = getattr(shown, name).tolist()
         names = _NAMES.get(name, {})
         columns[name] = [names.get(cell, cell) for cell in cells]

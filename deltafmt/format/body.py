@@ -48,7 +48,7 @@ def _body(record: Any, kind: str, *, compressed: bool) -> dict[str, Any]:
 def _emit_field(value: Any, wire: str, compressed: bool) -> Any:
     if wire in TABLES:
         columns = {
-            name: _emit_column(getattr(value, name), dtype, compressed) for name, dtype in value.columns()
+            name: _emit_column(getattr(value, name), dtype, compressed) for name, dtype in value.column_types()
         }
         return {"rows": len(value), **columns}
     if wire.startswith("column"):
@@ -106,7 +106,7 @@ def _parse_table(value: Any, table: type[Table], budget: _Budget, where: str) ->
     if not isinstance(value, dict) or not _is_int(value.get("rows")):
         raise FormatError("not a table", kind="field-type", where=where, found=repr(value)[:80])
     arrays = {}
-    for name, dtype in table.columns():
+    for name, dtype in table.column_types():
         place = f"{where}, column `{name}`"
         if name not in value:
             raise FormatError("column is missing", kind="field-missing", where=place)

@@ -30,30 +30,30 @@ class Table:
     __slots__ = ()
 
     @classmethod
-    def columns(cls) -> tuple[tuple[str, np.dtype[Any]], ...]:
+    def column_types(cls) -> tuple[tuple[str, np.dtype[Any]], ...]:
         return tuple((f.name, np.dtype(f.metadata["type"])) for f in fields(cls))  # type: ignore[arg-type]
 
     @classmethod
     def empty(cls) -> Any:
-        return cls(**{name: np.empty(0, dtype) for name, dtype in cls.columns()})
+        return cls(**{name: np.empty(0, dtype) for name, dtype in cls.column_types()})
 
     @classmethod
     def of_rows(cls, rows: list[tuple[int, ...]]) -> Any:
         """A table of given rows, each in the order of the columns."""
-        turned = zip(*rows, strict=True) if rows else [()] * len(cls.columns())
-        names = cls.columns()
+        turned = zip(*rows, strict=True) if rows else [()] * len(cls.column_types())
+        names = cls.column_types()
         return cls(**{n: np.array(v, dtype) for (n, dtype), v in zip(names, turned, strict=True)})
 
     def __len__(self) -> int:
-        return len(getattr(self, self.columns()[0][0]))
+        return len(getattr(self, self.column_types()[0][0]))
 
     def take(self, rows: Any) -> Any:
         """The table of the chosen rows (an index array, mask or slice)."""
-        return type(self)(**{name: getattr(self, name)[rows] for name, _ in self.columns()})
+        return type(self)(**{name: getattr(self, name)[rows] for name, _ in self.column_types()})
 
     def replaced(self, **columns: Array) -> Any:
         """The table with some columns exchanged."""
-        return type(self)(**{name: columns.get(name, getattr(self, name)) for name, _ in self.columns()})
+        return type(self)(**{name: columns.get(name, getattr(self, name)) for name, _ in self.column_types()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 
 from deltafmt.format import keys
 from deltafmt.format.chunk import ChunkHead, ColumnHead
+from deltafmt.format.constants import DENSE
 from deltafmt.format.records import Manifest
 from deltafmt.format.validate import chunk_bytes
 from deltafmt.segments import SegmentTable
@@ -16,81 +18,88 @@ from deltafmt.store import Range
 
 Ints = npt.NDArray[np.int64]
 
+_POSITION_BYTES = 4
+
 
 @dataclass(frozen=True, kw_only=True)
 class LinkPlan:
     """The chunks of one way that a receiver reads, in the order of their places in the shards.
 
-    `rows` are rows of the manifest's chunk table, `ranges` the bytes of each, `first_column` the row of
-    its first column.
+    `rows` are rows of the manifest's chunk table; chunk `rows[k]` is the bytes `[starts[k], stops[k])` of
+    its shard, and its columns begin in row `first_column[k]` of the column table.
     """
 
     manifest: Manifest
     rows: Ints
-    ranges: tuple[Range, ...]
+    starts: Ints
+    stops: Ints
     first_column: Ints
 
     @property
     def nbytes(self) -> int:
-        return sum(piece.nbytes for piece in self.ranges)
+        """Stored bytes that are read."""
+        return int((self.stops - self.starts).sum())
 
     @property
-    def listed(self) -> int:
-        """Elements that the chunks list."""
-        return int(self.manifest.chunks.listed[self.rows].sum(dtype=np.int64))
+    def undo_bytes(self) -> int:
+        """What the log of old bits may take at most."""
+        chunks = self.manifest.chunks
+        each = chunks.width[self.rows] + np.where(chunks.operation[self.rows] == DENSE, 0, _POSITION_BYTES)
+        return int((chunks.listed[self.rows].astype(np.int64) * each).sum())
 
+    @property
+    def ranges(self) -> list[Range]:
+        """Bytes of each chunk; the store joins neighbours."""
+        shards = [self._shard_key(writer) for writer in self.manifest.shards.writer.tolist()]
+        numbers = self.manifest.chunks.shard[self.rows].tolist()
+        places = zip(numbers, self.starts.tolist(), self.stops.tolist(), strict=True)
+        return [Range(shards[number], start, stop) for number, start, stop in places]
 
-def plan_link(manifest: Manifest, segments: SegmentTable) -> LinkPlan:
-    """Choose the chunks of the domains that are held here; pure."""
-    chunks = manifest.chunks
-    rows = np.flatnonzero(segments.touched[chunks.domain])
-    order = np.lexsort((chunks.offset[rows], chunks.shard[rows]))
-    rows = rows[order]
-    starts = chunks.offset[rows].astype(np.int64)
-    stops = starts + chunk_bytes(chunks, manifest.columns)[rows]
-    names = [
-        keys.shard_key(
+    def heads(self) -> Iterator[tuple[ChunkHead, tuple[ColumnHead, ...]]]:
+        """Chunk and column rows of each chunk, in order."""
+        chunks, columns = self.manifest.chunks.take(self.rows), self.manifest.columns
+        fields = ("domain", "operation", "order", "width", "shift", "block", "listed")
+        chunk_rows = zip(*(getattr(chunks, name).tolist() for name in fields), strict=True)
+        # Taken as lists once: reading single elements out of arrays costs more than decoding some chunks.
+        picked = _picked(self.first_column, chunks.columns.astype(np.int64))
+        column_rows = zip(
+            *(getattr(columns, name)[picked].tolist() for name, _ in columns.column_types()), strict=True
+        )
+        for row, count in zip(chunk_rows, chunks.columns.tolist(), strict=True):
+            head = ChunkHead(**dict(zip(fields, row, strict=True)))
+            yield head, tuple(_column(*next(column_rows)) for _ in range(count))
+
+    def _shard_key(self, writer: int) -> str:
+        manifest = self.manifest
+        return keys.shard_key(
             version=manifest.version,
             base=manifest.base,
             attempt=manifest.attempt,
             writer=writer,
             further=manifest.is_way,
         )
-        for writer in manifest.shards.writer.tolist()
-    ]
-    shards = chunks.shard[rows].tolist()
-    ranges = tuple(
-        Range(names[shard], start, stop)
-        for shard, start, stop in zip(shards, starts.tolist(), stops.tolist(), strict=True)
-    )
-    before = np.concatenate(([0], np.cumsum(chunks.columns.astype(np.int64))))
-    return LinkPlan(manifest=manifest, rows=rows, ranges=ranges, first_column=before[rows])
 
 
-def chunk_head(manifest: Manifest, row: int) -> ChunkHead:
-    """One row of the chunk table."""
+def plan_link(manifest: Manifest, segments: SegmentTable) -> LinkPlan:
+    """Choose the chunks of the domains that are held here; pure."""
     chunks = manifest.chunks
-    return ChunkHead(
-        domain=int(chunks.domain[row]),
-        operation=int(chunks.operation[row]),
-        order=int(chunks.order[row]),
-        width=int(chunks.width[row]),
-        shift=int(chunks.shift[row]),
-        block=int(chunks.block[row]),
-        listed=int(chunks.listed[row]),
+    rows = np.flatnonzero(segments.touched[chunks.domain])
+    rows = rows[np.lexsort((chunks.offset[rows], chunks.shard[rows]))]
+    starts = chunks.offset[rows].astype(np.int64)
+    before = np.concatenate(([0], np.cumsum(chunks.columns.astype(np.int64))))
+    return LinkPlan(
+        manifest=manifest,
+        rows=rows,
+        starts=starts,
+        stops=starts + chunk_bytes(chunks, manifest.columns)[rows],
+        first_column=before[rows],
     )
 
 
-def column_heads(manifest: Manifest, row: int, first_column: int) -> tuple[ColumnHead, ...]:
-    """The column rows of one chunk."""
-    columns = manifest.columns
-    return tuple(
-        ColumnHead(
-            column=int(columns.column[k]),
-            codec=int(columns.codec[k]),
-            stored=int(columns.stored[k]),
-            raw=int(columns.raw[k]),
-            crc=int(columns.crc[k]),
-        )
-        for k in range(first_column, first_column + int(manifest.chunks.columns[row]))
-    )
+def _picked(first: Ints, counts: Ints) -> Ints:
+    """Rows `first[k] .. first[k] + counts[k]` of all k, one behind another."""
+    return np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
+
+
+def _column(column: int, codec: int, stored: int, raw: int, crc: int) -> ColumnHead:
+    return ColumnHead(column=column, codec=codec, stored=stored, raw=raw, crc=crc)

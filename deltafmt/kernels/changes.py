@@ -1,0 +1,91 @@
+"""Digests of single elements and of runs that lie apart, for writers that read boxes of a tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from deltafmt.kernels.digest import (
+    BLOCK_WORDS,
+    U64,
+    Digest,
+    add_element,
+    block_multiplier,
+    multipliers,
+)
+
+Bits = npt.NDArray[Any]
+
+_ZERO = U64(0)
+
+
+def digest_changes(
+    flat: npt.NDArray[np.int64], old: Bits, new: Bits, salt: tuple[int, int], out: Digest
+) -> None:
+    """Add to `out` what changing the elements at canonical indices `flat` from `old` to `new` adds."""
+    _changes(flat, old, new, U64(salt[0]), U64(salt[1]), multipliers(), out)
+
+
+def digest_rows(
+    bits: Bits, starts: npt.NDArray[np.int64], length: int, salt: tuple[int, int], out: Digest
+) -> None:
+    """Add runs of `length` elements; run r stands at canonical index `starts[r]` and on, in `bits` back to back."""
+    _rows(bits, starts, length, U64(salt[0]), U64(salt[1]), multipliers(), out)
+
+
+@njit(nogil=True, cache=True)
+def _changes(flat: Any, old: Any, new: Any, s0: Any, s1: Any, table: Any, out: Any) -> None:
+    width = old.itemsize
+    if width == 8:
+        for k in range(flat.size):
+            add_element(flat[k], U64(old[k]), U64(new[k]), 8, s0, s1, table, out)
+        return
+    current, sum0, sum1 = np.int64(-1), _ZERO, _ZERO
+    for k in range(flat.size):
+        byte = flat[k] * width
+        word = byte >> 2
+        block = word // BLOCK_WORDS
+        if block != current:
+            if current >= 0:
+                out[0] += sum0 * block_multiplier(s0, current)
+                out[1] += sum1 * block_multiplier(s1, current)
+            current, sum0, sum1 = block, _ZERO, _ZERO
+        t = word & (BLOCK_WORDS - 1)
+        change = (U64(new[k]) - U64(old[k])) << U64(8 * (byte & 3))
+        sum0 += U64(table[0, t]) * change
+        sum1 += U64(table[1, t]) * change
+    if current >= 0:
+        out[0] += sum0 * block_multiplier(s0, current)
+        out[1] += sum1 * block_multiplier(s1, current)
+
+
+@njit(nogil=True, cache=True)
+def _rows(bits: Any, starts: Any, length: int, s0: Any, s1: Any, table: Any, out: Any) -> None:
+    width = bits.itemsize
+    current, sum0, sum1 = np.int64(-1), _ZERO, _ZERO
+    for row in range(starts.size):
+        here = bits[row * length : (row + 1) * length]
+        first = starts[row]
+        if width == 8:
+            for i in range(length):
+                add_element(first + i, _ZERO, U64(here[i]), 8, s0, s1, table, out)
+            continue
+        for i in range(length):
+            byte = (first + i) * width
+            word = byte >> 2
+            block = word // BLOCK_WORDS
+            if block != current:
+                if current >= 0:
+                    out[0] += sum0 * block_multiplier(s0, current)
+                    out[1] += sum1 * block_multiplier(s1, current)
+                current, sum0, sum1 = block, _ZERO, _ZERO
+            t = word & (BLOCK_WORDS - 1)
+            value = U64(here[i]) << U64(8 * (byte & 3))
+            sum0 += U64(table[0, t]) * value
+            sum1 += U64(table[1, t]) * value
+    if current >= 0:
+        out[0] += sum0 * block_multiplier(s0, current)
+        out[1] += sum1 * block_multiplier(s1, current)

@@ -1,0 +1,170 @@
+"""Making things exist: roots, content-addressed objects, and manifests, each created exclusively."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from pathlib import Path
+
+from deltafmt.errors import (
+    CommitConflictError,
+    CommitUnknownError,
+    DeltafmtError,
+    FormatError,
+    NotFoundError,
+    StoreError,
+)
+from deltafmt.format import keys
+from deltafmt.format.checksum import blake2b
+from deltafmt.format.objects import (
+    digest_of_schema,
+    emit_lineage,
+    emit_manifest,
+    emit_schema,
+    emit_tiling,
+    parse_manifest,
+)
+from deltafmt.format.records import LineageRecord, Manifest
+from deltafmt.read.history import Stored
+from deltafmt.schema import Schema
+from deltafmt.store import AlreadyExists, Store
+from deltafmt.write.cut import Cut
+
+Files = Mapping[str, "bytes | str | os.PathLike[str]"]
+"""Side files by their names: contents, or paths of local files."""
+
+_CREATE_ATTEMPTS = 3
+
+
+class Outcome(Enum):
+    """How a try to create a manifest ended."""
+
+    OURS = "ours"
+    THEIRS = "theirs"
+    ABSENT = "absent"
+
+
+def now_ms() -> int:
+    """Milliseconds since 1970 UTC."""
+    return time.time_ns() // 1_000_000
+
+
+def create_root(store: Store, schema: Schema) -> LineageRecord:
+    """Begin a lineage; `CommitConflictError` (`lineage-exists`) if there is one."""
+    store.check_exclusive()
+    digest = digest_of_schema(schema)
+    put_once(store, keys.schema_key(digest), emit_schema(schema))
+    record = LineageRecord(lineage=secrets.token_bytes(16), created=now_ms(), schema=digest)
+    try:
+        store.put_if_absent(keys.LINEAGE, emit_lineage(record))
+    except AlreadyExists as error:
+        raise CommitConflictError(
+            "a lineage is here already", kind="lineage-exists", where=store.url
+        ) from error
+    return record
+
+
+def put_once(store: Store, key: str, data: bytes) -> None:
+    """Store an object that is named by its content, unless it is there."""
+    if not store.exists(key):
+        store.put(key, data)
+
+
+def put_cut(store: Store, cut: Cut) -> None:
+    """Store the schema and the tiling, unless they are there."""
+    put_once(store, keys.schema_key(cut.schema_digest), emit_schema(cut.schema))
+    put_once(store, keys.tiling_key(cut.tiling_digest), emit_tiling(cut.tiling, cut.schema))
+
+
+def put_files(store: Store, files: Files) -> dict[str, tuple[bytes, int]]:
+    """Store side files under their digests; returns what a manifest says of them."""
+    result = {}
+    for name, content in files.items():
+        keys.check_name(name, where="side file")
+        data = content if isinstance(content, bytes) else Path(content).read_bytes()
+        digest = blake2b(data)
+        put_once(store, keys.file_key(digest), data)
+        result[name] = (digest, len(data))
+    return result
+
+
+def commit(store: Store, manifest: Manifest) -> tuple[Outcome, Stored]:
+    """Create the manifest: the moment at which a version or way comes to exist.
+
+    A reply that was lost is settled by reading back and comparing the attempt. Raises `CommitUnknownError`
+    only while the storage cannot be reached, and `StoreError` where it is certain that nothing was created.
+    """
+    key = manifest_key(manifest)
+    data = emit_manifest(manifest)
+    stored = Stored(key=key, digest=blake2b(data), manifest=manifest)
+    for attempt in range(1, _CREATE_ATTEMPTS + 1):
+        try:
+            store.put_if_absent(key, data)
+        except AlreadyExists:
+            return settle(store, manifest), stored
+        except StoreError as error:
+            outcome = settle(store, manifest, cause=error)
+            if outcome is not Outcome.ABSENT:
+                return outcome, stored
+            if attempt == _CREATE_ATTEMPTS:
+                raise
+        else:
+            return Outcome.OURS, stored
+    raise AssertionError
+
+
+def settle(store: Store, manifest: Manifest, *, cause: BaseException | None = None) -> Outcome:
+    """What stands where the manifest was to be created; `CommitUnknownError` if that cannot be read."""
+    key = manifest_key(manifest)
+    try:
+        found = parse_manifest(store.read(key), way=manifest.is_way, where=key)
+    except NotFoundError:
+        return Outcome.ABSENT
+    except FormatError:
+        # Somebody's broken object is there: the number is taken all the same.
+        return Outcome.THEIRS
+    except StoreError as error:
+        raise CommitUnknownError(
+            "storage went away during the commit; the next publish finds out how it ended",
+            kind="commit-unknown",
+            where=key,
+        ) from (cause or error)
+    return Outcome.OURS if found.attempt == manifest.attempt else Outcome.THEIRS
+
+
+def manifest_key(manifest: Manifest) -> str:
+    if manifest.is_way:
+        return keys.way_key(manifest.version, manifest.base)
+    return keys.version_key(manifest.version)
+
+
+def shard_keys(manifest: Manifest) -> list[str]:
+    """Keys of the manifest's shards."""
+    return [
+        keys.shard_key(
+            version=manifest.version,
+            base=manifest.base,
+            attempt=manifest.attempt,
+            writer=writer,
+            further=manifest.is_way,
+        )
+        for writer in manifest.shards.writer.tolist()
+    ]
+
+
+def conflict(version: int) -> CommitConflictError:
+    return CommitConflictError(
+        "another writer has this version; resume, then publish again",
+        kind="version-taken",
+        where=f"version {version}",
+    )
+
+
+def drop(store: Store, names: Iterable[str]) -> None:
+    """Remove objects that nobody will refer to; if that fails, gc finds them."""
+    with contextlib.suppress(DeltafmtError):
+        store.delete(names)

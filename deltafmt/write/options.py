@@ -1,0 +1,35 @@
+"""What a writer may be told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from deltafmt.layout import Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterOptions:
+    """Settings of a `Writer`; the defaults suit most.
+
+    `domain_elements` is what a domain aims at (None: 4 Mi, or as the lineage has it). `anchor_every` adds
+    an anchor way to every version whose number it divides. `tile_for` holds the receivers' layouts, one per
+    rank: tensors are then cut where they cut, so that each rank reads little but its own share. `threads`
+    is the number of domains worked on at once (None: one per core, at most eight).
+    """
+
+    domain_elements: int | None = None
+    anchor_every: int | None = None
+    tile_for: Sequence[Layout] = field(default=())
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("domain_elements", "anchor_every", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+
+    @property
+    def workers(self) -> int:
+        return self.threads or min(8, os.cpu_count() or 1)

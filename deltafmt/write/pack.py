@@ -1,0 +1,169 @@
+"""Encoded domains into a shard, and the tables that a manifest and a footer hold of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from deltafmt.format.chunk import PackedChunk
+from deltafmt.format.constants import SHARD_MAGIC
+from deltafmt.format.records import ChunkTable, ColumnTable, DomainTable, Footer, ShardTable
+from deltafmt.format.shard import shard_tail
+from deltafmt.kernels.digest import Digest
+from deltafmt.store import Sink, Store
+
+T, R = TypeVar("T"), TypeVar("R")
+
+KEPT_BYTES = 64 << 20
+"""Stored chunks that are kept in memory until the commit; beyond that they are read back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DomainResult:
+    """One domain, detected and encoded. `listed` says whether the manifest gives its digests."""
+
+    domain: int
+    chunk: PackedChunk | None
+    changed: int
+    moved: dict[int, Digest]
+    result: Digest
+    base: Digest | None
+    listed: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class WayParts:
+    """What a finished shard contributes to a manifest. `kept` are its chunks, or None if they are too many."""
+
+    shards: ShardTable
+    chunks: ChunkTable
+    columns: ColumnTable
+    domains: DomainTable
+    moved: npt.NDArray[np.uint64]
+    changed: int
+    listed: int
+    kept: list[PackedChunk] | None
+
+
+def in_order(work: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
+    """Results of `work` in the items' order, by worker threads, few items ahead of the consumer."""
+    if threads <= 1:
+        yield from map(work, items)
+        return
+    pending: deque[Future[R]] = deque()
+    with ThreadPoolExecutor(threads, "deltafmt-write") as pool:
+        try:
+            for item in items:
+                pending.append(pool.submit(work, item))
+                if len(pending) > threads:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+@dataclass(kw_only=True)
+class ShardWriter:
+    """Writes chunks one behind another as they come; opens nothing before the first one."""
+
+    store: Store
+    key: str
+    offset: int = 0
+    _sink: Sink | None = None
+    _chunks: list[tuple[int, ...]] = field(default_factory=list)
+    _columns: list[tuple[int, ...]] = field(default_factory=list)
+
+    def add(self, chunk: PackedChunk) -> None:
+        if self._sink is None:
+            self._sink = self.store.open_sink(self.key)
+            self._write(SHARD_MAGIC)
+        head = chunk.head
+        row = (0, head.domain, head.operation, head.order, head.width, head.shift, head.block, head.listed)
+        self._chunks.append((*row, self.offset, len(chunk.columns)))
+        self._columns += chunk.columns
+        for buffer in chunk.buffers:
+            self._write(buffer)
+
+    def tables(self) -> tuple[ChunkTable, ColumnTable]:
+        return ChunkTable.of_rows(self._chunks), ColumnTable.of_rows(self._columns)
+
+    def finish(self, footer: Footer) -> int:
+        """Write footer and trailer, flush; returns the shard's size."""
+        assert self._sink is not None, "a shard without chunks is not written"
+        self._write(shard_tail(footer, self.offset))
+        self._sink.close()
+        self._sink = None
+        return self.offset
+
+    @property
+    def empty(self) -> bool:
+        return not self._chunks
+
+    def abort(self) -> None:
+        """Remove what was written, unless it was finished."""
+        if self._sink is not None:
+            self._sink.abort()
+            self._sink = None
+
+    def _write(self, data: bytes) -> None:
+        assert self._sink is not None
+        self._sink.write(data)
+        self.offset += len(data)
+
+
+def pack(
+    results: Iterable[DomainResult], shard: ShardWriter, tensors: int, make_footer: Callable[..., Footer]
+) -> WayParts:
+    """Write the results (ascending by domain) to a shard; nothing is left behind if that fails.
+
+    `make_footer` completes a footer from tables and statistics.
+    """
+    rows: list[tuple[int, ...]] = []
+    moved = np.zeros((tensors, 2), np.uint64)
+    changed = listed = kept_bytes = 0
+    kept: list[PackedChunk] | None = []
+    try:
+        for result in results:
+            for tensor, digest in result.moved.items():
+                moved[tensor] += digest
+            changed += result.changed
+            if result.listed:
+                rows.append(_domain_row(result))
+            if result.chunk is None:
+                continue
+            shard.add(result.chunk)
+            listed += result.chunk.head.listed
+            kept_bytes += result.chunk.nbytes
+            kept = _keep(kept, result.chunk, kept_bytes)
+        chunks, columns = shard.tables()
+        domains: DomainTable = DomainTable.of_rows(rows)
+        tables: dict[str, Any] = {"chunks": chunks, "columns": columns, "domains": domains}
+        sizes = []
+        if not shard.empty:
+            sizes = [(0, shard.finish(make_footer(changed=changed, listed=listed, **tables)))]
+    except BaseException:
+        shard.abort()
+        raise
+    return WayParts(
+        shards=ShardTable.of_rows(sizes), moved=moved, changed=changed, listed=listed, kept=kept, **tables
+    )
+
+
+def _keep(kept: list[PackedChunk] | None, chunk: PackedChunk, total: int) -> list[PackedChunk] | None:
+    if kept is None or total > KEPT_BYTES:
+        return None
+    kept.append(chunk)
+    return kept
+
+
+def _domain_row(result: DomainResult) -> tuple[int, ...]:
+    base = (0, 0, 0) if result.base is None else (int(result.base[0]), int(result.base[1]), 1)
+    return (result.domain, int(result.result[0]), int(result.result[1]), *base)

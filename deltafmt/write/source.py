@@ -1,0 +1,67 @@
+"""Live tensors as bit patterns in the published dtype, piece by piece and without a copy of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from deltafmt.errors import SchemaError
+from deltafmt.schema import Schema
+from deltafmt.tensors import dtype_name, numpy_bits, torch_dtype
+from deltafmt.write.cut import PIECE_ELEMENTS, Bits, Cut, Piece
+
+
+class LiveSource:
+    """The tensors of one publish call; they must not change until the call returns."""
+
+    def __init__(self, cut: Cut, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._cut = cut
+        self._views = [
+            _View(tensors[spec.name], spec.dtype) if spec.alias_of is None else None for spec in cut.schema
+        ]
+
+    def pieces(self, domain: int) -> Iterator[tuple[Piece, Bits]]:
+        """The domain's pieces with their bits: views of live memory, or scratch to be used at once."""
+        rows = self._cut.tensors_of(domain)
+        plain = all((view := self._views[row]) is not None and view.flat is not None for row in rows)
+        for piece in self._cut.pieces(domain, most=None if plain else PIECE_ELEMENTS):
+            view = self._views[piece.tensor]
+            assert view is not None
+            yield piece, view.bits(piece)
+
+
+class _View:
+    """One live tensor. `flat` is its memory as it is, where that is what is published."""
+
+    def __init__(self, tensor: torch.Tensor, dtype: str) -> None:
+        self._tensor = tensor
+        self._dtype = torch_dtype(dtype)
+        direct = tensor.is_contiguous() and tensor.device.type == "cpu" and dtype_name(tensor) == dtype
+        self.flat: Bits | None = numpy_bits(tensor).reshape(-1) if direct else None
+
+    def bits(self, piece: Piece) -> Bits:
+        if self.flat is not None:
+            return piece.take(self.flat, tuple(self._tensor.shape))
+        part = self._tensor
+        for d, (start, stop) in enumerate(zip(piece.box.start, piece.box.stop, strict=True)):
+            part = part.narrow(d, start, stop - start)
+        return numpy_bits(part.to("cpu", self._dtype).contiguous()).reshape(-1)
+
+
+def check_tensors(tensors: Mapping[str, torch.Tensor], schema: Schema) -> None:
+    """Raise `SchemaError` for a tensor whose elements cannot be read, before anything is written."""
+    for spec in schema:
+        tensor = tensors[spec.name]
+        if tensor.is_sparse or tensor.layout != torch.strided or tensor.is_meta:
+            raise SchemaError(
+                "only dense tensors that have data can be published",
+                kind="dtype-mismatch",
+                where=repr(spec.name),
+            )
+        if tensor.is_conj() or tensor.is_neg():
+            raise SchemaError(
+                "a lazy conjugate or negative view; give tensor.resolve_conj().resolve_neg()",
+                kind="dtype-mismatch",
+                where=repr(spec.name),
+            )

@@ -1,0 +1,130 @@
+"""What a writer knows of the version that it published last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from deltafmt.errors import BaseMismatchError, SchemaError
+from deltafmt.format.chunk import ColumnHead, PackedChunk
+from deltafmt.format.records import Manifest
+from deltafmt.kernels.digest import Digest
+from deltafmt.read.fetch import StagedChunk
+from deltafmt.read.history import History, Stored
+from deltafmt.read.materialize import allocate, materialize
+from deltafmt.read.materialize import follow as apply_way
+from deltafmt.schema import Schema
+from deltafmt.write.cut import Cut
+from deltafmt.write.detect import SnapshotDetector, copy_live
+from deltafmt.write.pack import WayParts, in_order
+from deltafmt.write.source import LiveSource
+from deltafmt.write.way import tensor_sums
+
+
+@dataclass(kw_only=True)
+class Base:
+    """The version published last: its manifest, how it is cut, and the digests of its domains as known."""
+
+    stored: Stored
+    cut: Cut
+    digests: dict[int, Digest] = field(default_factory=dict)
+
+    @property
+    def version(self) -> int:
+        return self.stored.manifest.version
+
+
+def fill_from_lineage(history: History, stored: Stored, detector: SnapshotDetector, threads: int) -> None:
+    """Read a version into the detector's copy."""
+    schema = history.schema(stored.manifest.schema)
+    detector.tensors = {}
+    tensors = allocate(schema)
+    materialize(history, stored.manifest.version, tensors, threads=threads)
+    detector.tensors = tensors
+
+
+def fill_from_live(
+    cut: Cut,
+    manifest: Manifest,
+    tensors: Mapping[str, torch.Tensor],
+    detector: SnapshotDetector,
+    threads: int,
+) -> None:
+    """Copy live tensors that hold the version, proving it by digest; `BaseMismatchError` if they do not."""
+    copies = _reusable(cut.schema, detector)
+    detector.tensors = {}
+    source = LiveSource(cut, tensors)
+    sums = np.zeros((len(cut.schema), 2), np.uint64)
+    for found in in_order(lambda domain: copy_live(cut, source, copies, domain), range(len(cut)), threads):
+        for row, digest in found.items():
+            sums[row] += digest
+    rows = list(cut.schema.owners)
+    differ = (sums != tensor_sums(manifest)).any(axis=1)[rows]
+    if differ.any():
+        raise BaseMismatchError(
+            "the tensors are not those of the version",
+            kind="content-mismatch",
+            where=f"version {manifest.version}, {cut.schema.tensors[rows[int(differ.argmax())]].name!r}",
+        )
+    detector.tensors = copies
+
+
+def follow(
+    history: History, stored: Stored, cut: Cut, parts: WayParts, detector: SnapshotDetector, threads: int
+) -> None:
+    """Bring the detector's copy from the base to a version just committed, by its own chunks."""
+    tensors = _reusable(cut.schema, detector)
+    chunks = None if parts.kept is None else [_staged(chunk) for chunk in parts.kept]
+    detector.tensors = {}
+    apply_way(history, stored, tensors, chunks=chunks, threads=threads)
+    detector.tensors = tensors
+
+
+def merged_digests(base: Base | None, cut: Cut, manifest: Manifest) -> dict[int, Digest]:
+    """Digests of the domains after a version, as far as they are known."""
+    same = base is not None and base.cut.tiling_digest == cut.tiling_digest
+    digests = dict(base.digests) if base is not None and same else {}
+    table = manifest.domains
+    lanes = np.stack((table.digest0, table.digest1), axis=1).astype(np.uint64)
+    digests.update(zip(table.domain.tolist(), lanes, strict=True))
+    return digests
+
+
+def check_dtypes(old: Schema, new: Schema) -> None:
+    """Raise `SchemaError` for a tensor that changed its dtype."""
+    for spec in new:
+        if spec.name in old and old[spec.name].dtype != spec.dtype:
+            raise SchemaError(
+                "a delta cannot change a dtype; publish_anchor can",
+                kind="dtype-mismatch",
+                where=repr(spec.name),
+                expected=old[spec.name].dtype,
+                found=spec.dtype,
+            )
+
+
+def _reusable(schema: Schema, detector: SnapshotDetector) -> dict[str, torch.Tensor]:
+    """Copies of a schema's owners: those that the detector has, new ones for the rest."""
+    fresh = [schema.tensors[row].name for row in schema.owners if not _fits(schema, row, detector.tensors)]
+    made = allocate(schema, fresh)
+    names = [schema.tensors[row].name for row in schema.owners]
+    return {name: made[name] if name in made else detector.tensors[name] for name in names}
+
+
+def _fits(schema: Schema, row: int, tensors: Mapping[str, torch.Tensor]) -> bool:
+    spec = schema.tensors[row]
+    tensor = tensors.get(spec.name)
+    if tensor is None:
+        return False
+    return (str(tensor.dtype), tuple(tensor.shape)) == (f"torch.{spec.dtype}", spec.shape)
+
+
+def _staged(chunk: PackedChunk) -> StagedChunk:
+    names = ("column", "codec", "stored", "raw", "crc")
+    columns = tuple(ColumnHead(**dict(zip(names, row, strict=True))) for row in chunk.columns)
+    return StagedChunk(
+        head=chunk.head, columns=columns, data=memoryview(b"".join(chunk.buffers)), where="own chunk"
+    )

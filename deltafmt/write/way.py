@@ -1,0 +1,151 @@
+"""One way, from bits to a manifest that is ready to be committed."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deltafmt.format import keys
+from deltafmt.format.records import DigestTable, Footer, Manifest
+from deltafmt.kernels.diff import DiffScratch
+from deltafmt.kernels.digest import Digest
+from deltafmt.read.history import Stored
+from deltafmt.store import Store
+from deltafmt.write.commit import now_ms
+from deltafmt.write.cut import Cut
+from deltafmt.write.detect import Baseline, Detected, detect, digest_of, take_all
+from deltafmt.write.encode import encode, encode_dense
+from deltafmt.write.pack import DomainResult, ShardWriter, WayParts, in_order, pack
+from deltafmt.write.source import LiveSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class WayPlan:
+    """What a way is to be, before any bit is read.
+
+    `base` and `target` are stored manifests: the one that it starts from (None: an anchor), and for a
+    further way the version that it leads to. `tensors` are digests of the base per tensor of the new
+    schema, zero for what is new.
+    """
+
+    cut: Cut
+    lineage: bytes
+    version: int
+    base: Stored | None
+    target: Stored | None
+    tensors: npt.NDArray[np.uint64]
+    meta: dict[str, Any]
+    files: dict[str, tuple[bytes, int]]
+    data: bool = True
+
+    @property
+    def recut(self) -> bool:
+        """Whether schema or tiling differ from the base's, so that every domain's digest is given."""
+        if self.base is None:
+            return True
+        old = self.base.manifest
+        return (old.schema, old.tiling) != (self.cut.schema_digest, self.cut.tiling_digest)
+
+
+def delta_results(
+    plan: WayPlan, source: LiveSource, baseline: Baseline, known: dict[int, Digest], threads: int
+) -> Iterator[DomainResult]:
+    """Detect and encode every domain. `known` holds digests of the baseline's domains, as far as known."""
+    cut, scratch = plan.cut, threading.local()
+
+    def work(domain: int) -> DomainResult:
+        if not hasattr(scratch, "diff"):
+            scratch.diff = DiffScratch()
+        detected = detect(cut, source, baseline, domain, known.get(domain), scratch.diff)
+        if plan.recut and detected.dense is None and detected.base is None:
+            detected.base = digest_of(cut, baseline, domain)
+            detected.result += detected.base
+        return _result(detected, encode(cut, source, detected), plan.recut)
+
+    return in_order(work, range(len(cut)), threads)
+
+
+def anchor_results(plan: WayPlan, source: LiveSource, threads: int) -> Iterator[DomainResult]:
+    """Encode every domain whole (without data: only its digests)."""
+    cut = plan.cut
+
+    def work(domain: int) -> DomainResult:
+        detected = take_all(cut, source, domain)
+        assert detected.dense is not None
+        chunk = encode_dense(cut, domain, detected.dense) if plan.data else None
+        return _result(detected, chunk, True)
+
+    return in_order(work, range(len(cut)), threads)
+
+
+def build_way(
+    store: Store, plan: WayPlan, results: Iterator[DomainResult] | list[DomainResult]
+) -> tuple[Manifest, WayParts]:
+    """Write the shard and assemble the manifest; nothing refers to the shard yet."""
+    attempt = secrets.token_bytes(16)
+    base = None if plan.base is None else plan.base.manifest.version
+    shared: dict[str, Any] = {
+        "lineage": plan.lineage,
+        "version": plan.version,
+        "base": base,
+        "schema": plan.cut.schema_digest,
+        "tiling": plan.cut.tiling_digest,
+        "attempt": attempt,
+        "writers": 1,
+    }
+
+    def footer(*, changed: int, **tables: Any) -> Footer:
+        return Footer(writer=0, changed=None if base is None else changed, **shared, **tables)
+
+    key = keys.shard_key(
+        version=plan.version, base=base, attempt=attempt, writer=0, further=plan.target is not None
+    )
+    parts = pack(results, ShardWriter(store=store, key=key), len(plan.cut.schema), footer)
+    sums = _with_aliases(plan.cut, plan.tensors + parts.moved)
+    manifest = Manifest(
+        base_digest=None if plan.base is None else plan.base.digest,
+        target_digest=None if plan.target is None else plan.target.digest,
+        created=now_ms(),
+        data=plan.data,
+        meta=plan.meta,
+        files=plan.files,
+        changed=None if base is None else parts.changed,
+        listed=parts.listed,
+        shards=parts.shards,
+        chunks=parts.chunks,
+        columns=parts.columns,
+        domains=parts.domains,
+        tensors=DigestTable(digest0=sums[:, 0].copy(), digest1=sums[:, 1].copy()),
+        **shared,
+    )
+    return manifest, parts
+
+
+def tensor_sums(manifest: Manifest) -> npt.NDArray[np.uint64]:
+    """The manifest's digests per tensor, shape (tensors, 2)."""
+    return np.stack((manifest.tensors.digest0, manifest.tensors.digest1), axis=1).astype(np.uint64)
+
+
+def _with_aliases(cut: Cut, sums: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    for row, spec in enumerate(cut.schema):
+        if spec.alias_of is not None:
+            sums[row] = sums[cut.schema.index(spec.alias_of)]
+    return sums
+
+
+def _result(detected: Detected, chunk: Any, listed: bool) -> DomainResult:
+    return DomainResult(
+        domain=detected.domain,
+        chunk=chunk,
+        changed=detected.changed,
+        moved=detected.moved,
+        result=detected.result,
+        base=detected.base,
+        listed=listed or chunk is not None,
+    )

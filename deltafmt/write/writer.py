@@ -1,0 +1,449 @@
+"""The writer: publishes versions of live tensors, each a delta from the one before, or an anchor."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from deltafmt.errors import (
+    BaseMismatchError,
+    CommitConflictError,
+    CommitUnknownError,
+    NotFoundError,
+    SchemaError,
+    UnsupportedError,
+)
+from deltafmt.format.constants import MAX_ITEMS
+from deltafmt.format.envelope import pack_map
+from deltafmt.format.records import Manifest
+from deltafmt.layout import Layout
+from deltafmt.read.history import History
+from deltafmt.schema import Schema
+from deltafmt.store import open_store
+from deltafmt.tensors import NamedTensors, named
+from deltafmt.tiling import DOMAIN_ELEMENTS, make_tiling
+from deltafmt.write.anchor import add_anchor_way
+from deltafmt.write.commit import (
+    Files,
+    Outcome,
+    commit,
+    conflict,
+    create_root,
+    drop,
+    put_cut,
+    put_files,
+    settle,
+    shard_keys,
+)
+from deltafmt.write.cut import Cut
+from deltafmt.write.detect import SnapshotDetector
+from deltafmt.write.options import WriterOptions
+from deltafmt.write.pack import DomainResult, WayParts
+from deltafmt.write.publish_dtype import PublishDtype, published_schema
+from deltafmt.write.source import LiveSource, check_tensors
+from deltafmt.write.state import (
+    Base,
+    check_dtypes,
+    fill_from_lineage,
+    fill_from_live,
+    follow,
+    merged_digests,
+)
+from deltafmt.write.way import WayPlan, anchor_results, build_way, delta_results, tensor_sums
+
+_META_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Draft:
+    """A version on its way: what it is to be, what remains to be written, and what follows its commit."""
+
+    plan: WayPlan
+    results: Any
+    advance: Callable[[Manifest, WayParts], None]
+
+
+class Writer:
+    """Publishes one policy to a root, from one process.
+
+    Tensors are named torch tensors (any device) or numpy arrays, given anew at each call; they must not
+    change until the call returns. `publish_dtype` publishes FP32 masters as their cast: "bfloat16" for all
+    of them, or a mapping from name patterns to dtypes. A writer opened on an existing root goes on from the
+    version that was newest then. Calls from several threads are served one after another.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: Schema | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        group: Any = None,
+        layout: Layout | None = None,
+        detector: SnapshotDetector | None = None,
+        publish_dtype: PublishDtype = None,
+        options: WriterOptions | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if (rank, world_size, group, layout) != (0, 1, None, None):
+            raise UnsupportedError(
+                "only one writer process with canonical tensors is supported",
+                kind="writer-unsupported",
+                where="rank, world_size, group, layout",
+            )
+        self._options = options or WriterOptions()
+        self._schema = schema
+        self._publish_dtype = publish_dtype
+        self._detector = detector or SnapshotDetector()
+        self._history = History(open_store(url, storage_options))
+        self._store = self._history.store
+        self._store.check_exclusive()
+        newest = self._history.latest()
+        self._next = 0 if newest is None else newest + 1
+        self._base: Base | None = None
+        self._unsettled: tuple[Manifest, Callable[[], None]] | None = None
+        self._lock = threading.RLock()
+        self._background: ThreadPoolExecutor | None = None
+        self._pending: Future[int] | None = None
+
+    @property
+    def version(self) -> int | None:
+        """The version that the writer published or resumed last; None before the first."""
+        return None if self._base is None else self._base.version
+
+    def publish_anchor(
+        self,
+        named_tensors: NamedTensors,
+        *,
+        step: int | None = None,
+        meta: Mapping[str, Any] | None = None,
+        store_data: bool = True,
+        files: Files | None = None,
+    ) -> int:
+        """Publish all elements as the next version; makes the root if there is none. Returns the version.
+
+        Without `store_data` only digests are stored: say in `meta` (as `hint`) where the bytes are, and
+        receivers that hold them `adopt` the version. `files` (name -> bytes or path) are kept beside it.
+        """
+        with self._lock:
+            self._finish_pending()
+            tensors, schema = self._checked(named_tensors)
+            labels = _labels(step, meta)
+            self._ensure_root(schema)
+            cut = self._cut_for(schema)
+            put_cut(self._store, cut)
+            plan = WayPlan(
+                cut=cut,
+                lineage=self._history.descriptor.lineage,
+                version=self._next,
+                base=None,
+                target=None,
+                tensors=np.zeros((len(schema), 2), np.uint64),
+                meta=labels,
+                files=put_files(self._store, files or {}),
+                data=store_data,
+            )
+            threads = self._options.workers
+
+            def advance(manifest: Manifest, _parts: WayParts) -> None:
+                fill_from_live(cut, manifest, tensors, self._detector, threads)
+
+            results = anchor_results(plan, LiveSource(cut, tensors), threads)
+            return self._publish(_Draft(plan=plan, results=results, advance=advance))
+
+    def publish(
+        self,
+        named_tensors: NamedTensors,
+        *,
+        step: int | None = None,
+        meta: Mapping[str, Any] | None = None,
+        files: Files | None = None,
+    ) -> int:
+        """Publish what changed as the next version, also when nothing did. Returns the version.
+
+        `files` None keeps the base's side files. New or reshaped tensors are stored whole, missing ones
+        leave the schema. Raises `CommitConflictError` if another writer took the number: nothing is changed
+        then, and `resume` starts anew from its version.
+        """
+        with self._lock:
+            self._finish_pending()
+            return self._publish(self._delta(named_tensors, _labels(step, meta), files))
+
+    def publish_async(
+        self,
+        named_tensors: NamedTensors,
+        *,
+        step: int | None = None,
+        meta: Mapping[str, Any] | None = None,
+        files: Files | None = None,
+    ) -> PendingVersion:
+        """`publish` that returns once all it needs is detected and encoded; the rest goes on by itself.
+
+        The tensors may change as soon as this returns. A later call waits for the one before.
+        """
+        with self._lock:
+            self._finish_pending()
+            draft = self._delta(named_tensors, _labels(step, meta), files)
+            encoded: list[DomainResult] = list(draft.results)
+            if self._background is None:
+                self._background = ThreadPoolExecutor(1, "deltafmt-publish")
+            ready = _Draft(plan=draft.plan, results=encoded, advance=draft.advance)
+            self._pending = self._background.submit(self._publish, ready)
+            return PendingVersion(self._pending)
+
+    def resume(self, version: int | None = None, named_tensors: NamedTensors | None = None) -> int:
+        """Go on from the newest version: its bits are read, or proved to be those of the tensors given.
+
+        Raises `CommitConflictError` for another version than the newest, `BaseMismatchError` for tensors
+        that do not hold it.
+        """
+        with self._lock:
+            self._finish_pending()
+            self._settle()
+            newest = self._history.latest()
+            if newest is None:
+                raise NotFoundError(
+                    "nothing to resume: publish_anchor begins", kind="version-missing", where=self._store.url
+                )
+            if version is not None and version != newest:
+                raise CommitConflictError(
+                    "only the newest version can be resumed",
+                    kind="version-taken",
+                    expected=newest,
+                    found=version,
+                )
+            self._resume(newest, named_tensors)
+            self._next = newest + 1
+            return newest
+
+    def close(self) -> None:
+        """Wait for what is under way; the copy of the tensors is dropped."""
+        with self._lock:
+            try:
+                self._finish_pending()
+            finally:
+                if self._background is not None:
+                    self._background.shutdown()
+                    self._background = None
+                self._base = None
+                self._detector.tensors = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _checked(self, named_tensors: NamedTensors) -> tuple[dict[str, torch.Tensor], Schema]:
+        tensors = named(named_tensors)
+        schema = published_schema(tensors, self._publish_dtype)
+        if self._schema is not None and set(schema) != set(self._schema):
+            differ = sorted({spec.name for spec in set(schema) ^ set(self._schema)})
+            raise SchemaError(
+                "tensors do not fit the schema given", kind="schema-differs", where=", ".join(differ[:5])
+            )
+        check_tensors(tensors, schema)
+        return tensors, schema
+
+    def _delta(self, named_tensors: NamedTensors, labels: dict[str, Any], files: Files | None) -> _Draft:
+        tensors, schema = self._checked(named_tensors)
+        base = self._ensure_base()
+        check_dtypes(base.cut.schema, schema)
+        # The order of the names given is no change of the model.
+        same = set(schema) == set(base.cut.schema)
+        cut = base.cut if same else self._cut_for(schema)
+        if not same:
+            put_cut(self._store, cut)
+        baseline = self._detector.flats(cut)
+        kept = [flat is not None for flat in baseline]
+        old = tensor_sums(base.stored.manifest)
+        sums = np.zeros((len(cut.schema), 2), np.uint64)
+        for row, spec in enumerate(cut.schema):
+            if kept[row]:
+                sums[row] = old[base.cut.schema.index(spec.name)]
+        manifest = base.stored.manifest
+        plan = WayPlan(
+            cut=cut,
+            lineage=manifest.lineage,
+            version=self._next,
+            base=base.stored,
+            target=None,
+            tensors=sums,
+            meta=labels,
+            files=manifest.files if files is None else put_files(self._store, files),
+        )
+        threads = self._options.workers
+        if plan.recut and same:
+            put_cut(self._store, cut)
+        known = base.digests if base.cut is cut else {}
+        results = delta_results(plan, LiveSource(cut, tensors), baseline, known, threads)
+
+        def advance(manifest: Manifest, parts: WayParts) -> None:
+            stored = self._history.first_way(manifest.version)
+            follow(self._history, stored, cut, parts, self._detector, threads)
+
+        return _Draft(plan=plan, results=results, advance=advance)
+
+    def _publish(self, draft: _Draft) -> int:
+        """Write, commit, and only then move on."""
+        with self._lock:
+            manifest, parts = build_way(self._store, draft.plan, draft.results)
+            try:
+                outcome, stored = commit(self._store, manifest)
+            except CommitUnknownError:
+                self._unsettled = (manifest, lambda: self._advance(draft, manifest, parts))
+                raise
+            except BaseException:
+                drop(self._store, shard_keys(manifest))
+                raise
+            if outcome is not Outcome.OURS:
+                drop(self._store, shard_keys(manifest))
+                raise conflict(manifest.version)
+            self._history.remember(stored)
+            self._advance(draft, manifest, parts)
+            self._add_anchor(manifest.version)
+            return manifest.version
+
+    def _advance(self, draft: _Draft, manifest: Manifest, parts: WayParts) -> None:
+        stored = self._history.first_way(manifest.version)
+        digests = merged_digests(self._base, draft.plan.cut, manifest)
+        # Until the copy has followed, it is the copy of nothing.
+        self._base = None
+        self._next = manifest.version + 1
+        draft.advance(manifest, parts)
+        self._base = Base(stored=stored, cut=draft.plan.cut, digests=digests)
+
+    def _add_anchor(self, version: int) -> None:
+        every = self._options.anchor_every
+        if every is not None and version % every == 0:
+            add_anchor_way(self._history, version, self._detector.tensors, threads=self._options.workers)
+
+    def _settle(self) -> None:
+        """Find out how a commit ended whose outcome was not known."""
+        if self._unsettled is None:
+            return
+        manifest, advance = self._unsettled
+        outcome = settle(self._store, manifest)
+        self._unsettled = None
+        if outcome is Outcome.OURS:
+            try:
+                advance()
+            except BaseMismatchError:
+                # An anchor is copied from the live tensors, which have moved on: read it instead.
+                self._base = None
+        elif outcome is Outcome.THEIRS:
+            drop(self._store, shard_keys(manifest))
+            raise conflict(manifest.version)
+
+    def _ensure_root(self, schema: Schema) -> None:
+        self._settle()
+        try:
+            _ = self._history.descriptor
+        except NotFoundError as error:
+            if error.kind != "lineage-missing":
+                raise
+            try:
+                create_root(self._store, schema)
+            except CommitConflictError:
+                # Somebody was quicker; whose version 0 it becomes, its commit decides.
+                _ = self._history.descriptor
+
+    def _ensure_base(self) -> Base:
+        self._settle()
+        if self._base is None:
+            if self._next == 0:
+                raise NotFoundError(
+                    "there is no version to start from; begin with publish_anchor",
+                    kind="version-missing",
+                    where=self._store.url,
+                )
+            self._resume(self._next - 1, None)
+        assert self._base is not None
+        return self._base
+
+    def _resume(self, version: int, named_tensors: NamedTensors | None) -> None:
+        stored = self._history.first_way(version)
+        manifest = stored.manifest
+        schema = self._history.schema(manifest.schema)
+        cut = self._cut_of(manifest)
+        self._base = None
+        if named_tensors is None:
+            fill_from_lineage(self._history, stored, self._detector, self._options.workers)
+        else:
+            tensors, found = self._checked(named_tensors)
+            if set(found) != set(schema):
+                differ = sorted({spec.name for spec in set(schema) ^ set(found)})
+                raise BaseMismatchError(
+                    "the tensors are not those of the version",
+                    kind="schema-differs",
+                    where=f"version {version}, {', '.join(differ[:5])}",
+                )
+            fill_from_live(cut, manifest, tensors, self._detector, self._options.workers)
+        digests = merged_digests(None, cut, manifest) if cut.tiling_digest == manifest.tiling else {}
+        self._base = Base(stored=stored, cut=cut, digests=digests)
+
+    def _cut_of(self, manifest: Manifest) -> Cut:
+        """How a resumed version is cut from here on: as it was, unless the options ask for something else."""
+        schema = self._history.schema(manifest.schema)
+        options = self._options
+        if not options.tile_for and options.domain_elements is None:
+            return Cut(schema, self._history.tiling(manifest.tiling, manifest.schema))
+        return self._new_cut(schema)
+
+    def _cut_for(self, schema: Schema) -> Cut:
+        if self._base is not None and self._base.cut.schema == schema:
+            return self._base.cut
+        return self._new_cut(schema)
+
+    def _new_cut(self, schema: Schema) -> Cut:
+        elements = self._options.domain_elements or DOMAIN_ELEMENTS
+        return Cut(schema, make_tiling(schema, domain_elements=elements, layouts=self._options.tile_for))
+
+    def _finish_pending(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            # Its failure belongs to whoever holds the `PendingVersion`, and to the next call.
+            self._lock.release()
+            try:
+                pending.result()
+            finally:
+                self._lock.acquire()
+
+
+class PendingVersion:
+    """A version that is being published in the background."""
+
+    def __init__(self, future: Future[int]) -> None:
+        self._future = future
+
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self._future.done()
+
+    def result(self, timeout: float | None = None) -> int:
+        """Wait for the commit; returns the version or raises what went wrong."""
+        return self._future.result(timeout)
+
+
+def _labels(step: int | None, meta: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The free map of a manifest; `SchemaError` (`meta-invalid`) for what it cannot hold."""
+    labels = dict(meta or {})
+    if step is not None:
+        labels["step"] = int(step)
+    try:
+        size = len(pack_map(labels))
+        plain = all(isinstance(key, str) for key in labels)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise SchemaError(f"meta cannot be stored ({error})", kind="meta-invalid") from error
+    if not plain or size > _META_BYTES or size > MAX_ITEMS * 16:
+        raise SchemaError(
+            "meta takes text keys and at most 1 MiB", kind="meta-invalid", found=f"{size} bytes"
+        )
+    return labels
