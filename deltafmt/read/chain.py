@@ -5,63 +5,92 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from deltafmt.errors import FormatError, NotFoundError
 from deltafmt.read.history import Stored
 
+WaysTo = Callable[[int], Sequence[Stored]]
+
 
 def cheapest_chain(
-    ways_to: Callable[[int], Sequence[Stored]], held: int | None, wanted: int
+    ways_to: WaysTo, held: int | None, wanted: int, *, held_digest: bytes | None = None
 ) -> list[Stored]:
     """Ways that lead from version `held` (None: from nothing) to `wanted`, fewest stored bytes in all.
 
     `ways_to` gives all ways to a version, its own manifest first, or raises `NotFoundError`. It is asked
-    backwards from `wanted`, cheapest first, so that no more of the history is read than needed. An anchor
-    without data leads nowhere. Raises `NotFoundError` (`chain-broken`) naming what is missing.
+    backwards from `wanted`, cheapest first, so that no more of the history is read than needed; an anchor
+    serves whoever holds another version, too. An anchor without data leads nowhere, nor does a way made
+    from other manifests than the ones that stand there (for `held`: than the one of `held_digest`).
+
+    Raises `NotFoundError` (`chain-broken`) naming what is missing, or `FormatError` (`base-differs`) where
+    nothing is missing but manifests disagree.
     """
     tie = itertools.count()
-    start: tuple[int, int, int | None, tuple[Stored, ...]] = (0, next(tie), wanted, ())
-    queue = [start]
-    done: set[int | None] = set()
-    dead_ends: list[str] = []
+    queue: list[tuple[int, int, int | None, tuple[Stored, ...]]] = [(0, next(tie), wanted, ())]
+    done: set[int] = set()
+    dead_ends = _DeadEnds()
     while queue:
         cost, _, version, path = heapq.heappop(queue)
-        if version == held or version is None:
+        if version is None:
             return list(path)
+        if version == held:
+            if not path or held_digest is None or path[0].manifest.base_digest == held_digest:
+                return list(path)
+            dead_ends.differ(path[0], held_digest)
+            continue
         if version in done:
             continue
-        done.add(version)
         try:
             ways = ways_to(version)
         except NotFoundError as error:
             if version == wanted:
                 raise
-            dead_ends.append(f"version {version} ({error.kind})")
+            done.add(version)
+            dead_ends.missing.append(f"version {version} ({error.kind})")
             continue
-        _check_link(ways, path)
+        if path and path[0].manifest.base_digest != ways[0].digest:
+            dead_ends.differ(path[0], ways[0].digest)
+            continue
+        done.add(version)
         for way in ways:
-            manifest = way.manifest
-            if manifest.base is None and not manifest.data:
-                dead_ends.append(f"version {version} has no data: {manifest.meta.get('hint', 'see its meta')}")
+            if way.manifest.base is None and not way.manifest.data:
+                dead_ends.missing.append(_without_data(way))
                 continue
-            item = (cost + manifest.stored_bytes, next(tie), manifest.base, (way, *path))
-            heapq.heappush(queue, item)
-    raise NotFoundError(
-        "no way leads to the version",
-        kind="chain-broken",
-        where=f"version {wanted}",
-        expected=f"ways from {'nothing' if held is None else f'version {held}'}",
-        found=f"missing: {', '.join(dead_ends)}",
-    )
+            step = (cost + way.manifest.stored_bytes, next(tie), way.manifest.base, (way, *path))
+            heapq.heappush(queue, step)
+    raise dead_ends.error(held, wanted)
 
 
-def _check_link(ways: Sequence[Stored], path: tuple[Stored, ...]) -> None:
-    """The base that the next way was made from must be this very manifest."""
-    if path and path[0].manifest.base_digest != ways[0].digest:
-        raise FormatError(
-            "way from another manifest of its base",
-            kind="base-digest",
-            where=f"version {path[0].manifest.version}",
-            expected=path[0].manifest.base_digest.hex() if path[0].manifest.base_digest else None,
-            found=ways[0].digest.hex(),
+def _without_data(way: Stored) -> str:
+    hint = way.manifest.meta.get("hint", way.manifest.meta or "no hint is given")
+    return f"the data of version {way.manifest.version}, an anchor whose bytes are elsewhere ({hint})"
+
+
+@dataclass(slots=True)
+class _DeadEnds:
+    """Why no chain was found."""
+
+    missing: list[str] = field(default_factory=list)
+    differing: list[FormatError] = field(default_factory=list)
+
+    def differ(self, way: Stored, found: bytes) -> None:
+        assert way.manifest.base_digest is not None
+        error = FormatError(
+            f"way was made from another version {way.manifest.base} than the one that is there",
+            kind="base-differs",
+            where=way.key,
+            expected=way.manifest.base_digest.hex(),
+            found=found.hex(),
+        )
+        self.differing.append(error)
+
+    def error(self, held: int | None, wanted: int) -> Exception:
+        if self.differing and not self.missing:
+            return self.differing[0]
+        return NotFoundError(
+            f"no way leads to version {wanted}",
+            kind="chain-broken",
+            where="missing: " + ", ".join(self.missing),
+            expected=f"ways from {'nothing' if held is None else f'version {held} or from nothing'}",
         )

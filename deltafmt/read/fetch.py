@@ -9,7 +9,7 @@ from deltafmt.errors import ChecksumError
 from deltafmt.format.checksum import crc32c
 from deltafmt.format.chunk import ChunkHead, ColumnHead
 from deltafmt.format.constants import COLUMNS
-from deltafmt.read.plan import LinkPlan, chunk_head, column_heads
+from deltafmt.read.plan import LinkPlan
 from deltafmt.store import Range, Store
 
 
@@ -28,11 +28,9 @@ def fetch_chunks(store: Store, plan: LinkPlan) -> Iterator[StagedChunk]:
 
     Raises `ChecksumError` for bytes that still differ from their CRC32C when read again.
     """
-    rows, first = plan.rows.tolist(), plan.first_column.tolist()
-    fetched = store.read_ranges(plan.ranges)
-    for row, column, wanted, data in zip(rows, first, plan.ranges, fetched, strict=True):
-        head = chunk_head(plan.manifest, row)
-        columns = column_heads(plan.manifest, row, column)
+    ranges = plan.ranges
+    fetched = store.read_ranges(ranges)
+    for (head, columns), wanted, data in zip(plan.heads(), ranges, fetched, strict=True):
         where = f"{wanted.key}, domain {head.domain}"
         bad = _first_bad(columns, data)
         if bad is not None:

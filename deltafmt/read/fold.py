@@ -49,7 +49,8 @@ def _after(state: Folded, chunk: Decoded) -> Folded:
         return Folded(order=chunk.order, dense=chunk.values, set=None, step=None)
     changes = (chunk.positions, chunk.values)
     if state.dense is not None:
-        dense = state.dense.copy()
+        # Decoded for this fold and nobody else's.
+        dense = state.dense
         at = chunk.positions
         dense[at] = chunk.values if chunk.operation == SET else add_step(dense[at], chunk.values, chunk.order)
         return Folded(order=chunk.order, dense=dense, set=None, step=None)
@@ -77,4 +78,6 @@ def _check_disjoint(chunks: list[Decoded], where: object) -> None:
         return
     first, second = (chunk.positions for chunk in chunks)
     if first is None or second is None or np.intersect1d(first, second, assume_unique=True).size:
-        raise FormatError("a position stands in both chunks of the domain", kind="position-twice", where=where)
+        raise FormatError(
+            "a position stands in both chunks of the domain", kind="position-twice", where=where
+        )

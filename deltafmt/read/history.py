@@ -22,7 +22,7 @@ _KEPT_MANIFESTS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A manifest as it is stored: key, digest of its bytes, and whether its chunks were checked."""
+    """A manifest as it is stored: its key, the digest of its bytes, and what they say."""
 
     key: str
     digest: bytes
@@ -56,8 +56,20 @@ class History:
         return sorted(version for version in found if version is not None)
 
     def latest(self) -> int | None:
-        """The newest committed version; None before the first."""
-        return max(self.versions(), default=None)
+        """The newest committed version; None before the first.
+
+        A manifest that is empty or cut is not committed: some stores show an object before all of it is there.
+        """
+        for version in reversed(self.versions()):
+            try:
+                self.first_way(version)
+            except NotFoundError:
+                continue
+            except FormatError as error:
+                if error.kind == "truncated":
+                    continue
+            return version
+        return None
 
     def first_way(self, version: int) -> Stored:
         """The version's own manifest; `NotFoundError` (`version-missing`) if it does not exist."""
@@ -72,7 +84,9 @@ class History:
                 continue
             stored = self.stored(key, version, way=True)
             if stored.manifest.base != named[1]:
-                raise FormatError("way from another base than its name says", kind="version-mismatch", where=key)
+                raise FormatError(
+                    "way from another base than its name says", kind="version-mismatch", where=key
+                )
             if stored.manifest.target_digest != self.first_way(version).digest:
                 raise FormatError("way to another manifest of the version", kind="target-digest", where=key)
             found.append(stored)

@@ -1,28 +1,77 @@
-"""Whole versions into fresh tensors, for reading, exporting and resuming."""
+"""Whole versions into given tensors, for reading, exporting and resuming."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from deltafmt.layout import Layout
 from deltafmt.read.chain import cheapest_chain
-from deltafmt.read.history import History
-from deltafmt.read.replica import Replica
+from deltafmt.read.fetch import StagedChunk
+from deltafmt.read.history import History, Stored
+from deltafmt.read.options import ReadOptions
+from deltafmt.read.proof import scan_tensors
+from deltafmt.read.replica import Replica, StagedLink
+from deltafmt.read.targets import Targets
 from deltafmt.schema import Schema
-from deltafmt.tensors import empty
+from deltafmt.tensors import NamedTensors, empty
 
 
 def materialize(
-    history: History, version: int, targets: Mapping[str, torch.Tensor], *, threads: int | None = None
+    history: History,
+    version: int,
+    targets: NamedTensors,
+    *,
+    layout: Layout | None = None,
+    threads: int | None = None,
 ) -> None:
     """Fill `targets` (any of the version's tensors, any strides) with the content of a version.
 
-    Every fully held domain is proven by its digest. Raises `NotFoundError` where no anchor with data leads
-    to the version.
+    Only the bytes that they need are read. Every domain that is held whole is proven by its digest. Raises
+    `NotFoundError` where no anchor with data leads to the version; after any error the targets hold no
+    version.
     """
     path = cheapest_chain(history.ways, None, version)
-    Replica(history, targets, threads=threads).load(path)
+    replica = _replica(history, targets, layout, threads)
+    replica.stream(replica.links(path), None)
+
+
+def follow(
+    history: History,
+    way: Stored,
+    targets: NamedTensors,
+    *,
+    chunks: list[StagedChunk] | None = None,
+    threads: int | None = None,
+) -> None:
+    """Bring `targets` by one way from its base (or for an anchor from anything) to its version.
+
+    They must hold the base, whose schema must be the way's if it is a delta. `chunks` are the way's chunks
+    where they are at hand, else they are read. After an error the targets hold no version.
+    """
+    replica = _replica(history, targets, None, threads)
+    links = replica.links([way])
+    if chunks is None:
+        replica.stream(links, None)
+    else:
+        replica.apply([StagedLink(link=links[0], chunks=chunks)], None)
+
+
+def tensor_digests(
+    history: History, way: Stored, targets: NamedTensors, *, threads: int | None = None
+) -> npt.NDArray[np.uint64]:
+    """Content digests of `targets`, two lanes per tensor of the way's schema; what is not there counts as zero."""
+    replica = _replica(history, targets, None, threads)
+    view = replica.views.view(way.manifest, way.manifest.schema)
+    return scan_tensors(view, threads=replica.options.threads)
+
+
+def _replica(history: History, targets: NamedTensors, layout: Layout | None, threads: int | None) -> Replica:
+    options = ReadOptions() if threads is None else ReadOptions(threads=threads)
+    return Replica(history, Targets(targets), layout, options=options)
 
 
 def allocate(schema: Schema, names: Iterable[str] | None = None) -> dict[str, torch.Tensor]:

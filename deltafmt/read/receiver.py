@@ -3,47 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
-from deltafmt.errors import BaseMismatchError, ChecksumError, LayoutError, NotFoundError, UnsupportedError
+from deltafmt.errors import BaseMismatchError, ChecksumError, NotFoundError, UnsupportedError
 from deltafmt.layout import Layout
+from deltafmt.read.apply import Undo
 from deltafmt.read.chain import cheapest_chain
 from deltafmt.read.history import History, Stored
-from deltafmt.read.replica import Replica, StagedLink, Undo, result_digest
+from deltafmt.read.options import ReadOptions
+from deltafmt.read.prepared import Prepared, Step
+from deltafmt.read.proof import Proof, prove
+from deltafmt.read.replica import Replica
+from deltafmt.read.targets import Targets
 from deltafmt.store import open_store
-from deltafmt.tensors import NamedTensors, named
-
-UNDO_BYTES = 4 << 30
-"""Default budget of the undo log; a step that needs more makes the version unknown before it writes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
-    """What a check of live bits showed: tensors proven whole, and elements that only other ranks can prove."""
-
-    version: int
-    proven_tensors: int
-    proven_domains: int
-    unproven_domains: tuple[int, ...]
-
-    @property
-    def complete(self) -> bool:
-        """Whether every local element is proven."""
-        return not self.unproven_domains
+from deltafmt.tensors import NamedTensors
 
 
 class Receiver:
     """Moves live tensors from version to version of a lineage.
 
-    `named_tensors` (CPU torch tensors, or numpy arrays) are written in place and must stay alive and where
-    they are; without a `layout` each is filled by the stored tensor of its name. A receiver trusts no live
-    bits until `adopt` or a first `advance`. Not for use from several threads at once.
+    `named_tensors` (torch tensors or numpy arrays) are written in place and must stay alive and where they
+    are; without a `layout` each is filled by the stored tensor of its name. A receiver trusts no live bits
+    until `adopt` or a first `advance`. Use it from one thread at a time.
 
-    Raises `LayoutError` where tensors and layout do not fit the lineage, before anything is written.
+    Raises `LayoutError` where tensors and layout do not fit the newest version, before anything is written.
     """
 
     def __init__(
@@ -54,40 +38,55 @@ class Receiver:
         layout: Layout | None = None,
         group: Any = None,
         storage_options: Mapping[str, Any] | None = None,
-        threads: int | None = None,
-        undo_bytes: int = UNDO_BYTES,
+        options: ReadOptions | None = None,
     ) -> None:
         if group is not None:
-            raise UnsupportedError("receivers do not work in groups yet", kind="feature-unknown", where="group")
-        self.history = History(open_store(url, storage_options))
-        self._replica = Replica(self.history, _writable(named_tensors), layout, threads=threads)
-        self._undo_bytes = undo_bytes
-        self._held: Stored | None = None
+            raise UnsupportedError(
+                "receivers do not act as a group; use prepare, apply, keep and rollback on each rank",
+                kind="feature-unknown",
+                where="group",
+            )
+        self.held: Stored | None = None
+        self._history = History(open_store(url, storage_options))
+        self._options = options or ReadOptions()
+        self._replica = Replica(self._history, Targets(named_tensors), layout, options=self._options)
         self._staged: Prepared | None = None
         self._closed = False
+        newest = self._history.latest()
+        schema = (
+            self._history.descriptor.schema
+            if newest is None
+            else self._history.first_way(newest).manifest.schema
+        )
+        self._replica.views.layout(schema)
 
     @property
     def version(self) -> int | None:
         """The version that the live tensors hold; None while that is not known."""
-        return None if self._held is None else self._held.manifest.version
+        return None if self.held is None else self.held.manifest.version
 
     def adopt(self, version: int) -> int:
-        """Take the live bits for `version` if they are: every digest is computed, no weights are read.
+        """Take the live bits for `version` if they are: they are digested, and no weights are read.
 
-        Raises `BaseMismatchError` if they are not; what was held before is then unknown.
+        What this receiver holds in part is taken on trust; `verify` tells what that is. Raises
+        `BaseMismatchError` if the bits are others; the version is then unknown.
         """
-        self._open()
-        stored = self.history.first_way(version)
+        self._check_open()
+        stored = self._history.first_way(version)
         self.invalidate()
         try:
-            self._prove(stored)
+            prove(self._replica, stored)
         except ChecksumError as error:
             raise BaseMismatchError(error.message, kind=error.kind, where=error.where) from error
-        self._held = stored
+        self.held = stored
         return version
 
     def prefetch(self, version: int | None = None) -> int:
-        """Fetch and check what `advance` will need; live tensors are not touched. Returns the version."""
+        """Fetch and check what `advance` will need; live tensors are not touched. Returns the version.
+
+        Where no version is held yet, bytes go straight into the tensors later, and only the plan is made.
+        """
+        self._staged = None
         self._staged = self.prepare(version)
         return self._staged.version
 
@@ -95,53 +94,55 @@ class Receiver:
         """Bring the live tensors to `version`: by default to what was prefetched, else to the newest.
 
         From a known version every byte is on this machine and checked before the first write, and a failure
-        restores all bits. `streaming` instead gives up the old version and writes what arrives, for an
-        engine that is paused anyway. If the live bits turn out not to be the base they were taken for, one
-        repair from an anchor is tried.
+        restores all bits. With `streaming`, for an engine that is paused anyway, each chunk is written as
+        it arrives; a failure restores all bits, too.
+
+        If the outcome is not the version's and the live bits prove not to be those of the version held, they
+        are repaired from an anchor, once.
         """
-        self._open()
-        prepared = self._staged
-        self._staged = None
-        if prepared is None or (version is not None and prepared.version != version):
-            prepared = self.prepare(version)
-        if streaming:
-            prepared.forget_old()
+        self._check_open()
+        prepared, self._staged = self._staged, None
+        if prepared is None or version not in (None, prepared.version):
+            prepared = self._prepare(version, streaming=streaming)
         try:
             prepared.apply()
         except ChecksumError as error:
-            if error.kind != "content-mismatch" or prepared.cold:
+            if error.kind != "content-mismatch" or self.held is None or self._is_proven(self.held):
                 raise
-            self._repair(prepared.version, error)
-            return prepared.version
+            return self._repaired(prepared.version, error)
+        except BaseMismatchError:
+            self.held = None
+            raise
         prepared.keep()
+        self._replica.views.forget(prepared.schema)
         return prepared.version
 
     def prepare(self, version: int | None = None) -> Prepared:
-        """`advance` in steps, for engines with many ranks: `apply`, then `keep` or `rollback`."""
-        self._open()
+        """`advance` in parts, for engines with many ranks: `apply`, then `keep` or `rollback`.
+
+        Apply nothing on any rank before all have prepared, and keep nothing before all have applied.
+        """
+        self._check_open()
         self._staged = None
-        wanted = self.history.latest() if version is None else version
-        if wanted is None:
-            raise NotFoundError("no version has been published yet", kind="version-missing", where=self.history.store.url)
-        held = self.version
-        if held is not None and self._held is not None and wanted == held:
-            return Prepared(self, self._held, [], cold=False)
-        path = cheapest_chain(self.history.ways, held, wanted)
-        return self._prepared(path)
+        return self._prepare(version, streaming=False)
 
     def verify(self) -> Proof:
-        """Digest every live element against the held version; `ChecksumError` if one differs.
+        """Digest every live element; `ChecksumError` if one is not the held version's, which is then unknown.
 
-        Elements of domains that are held only in part are reported, not proven.
+        Elements of domains that are held only in part are not proven; the result names them.
         """
-        self._open()
-        if self._held is None:
+        self._check_open()
+        if self.held is None:
             raise BaseMismatchError("no version is held; advance or adopt first", kind="receiver-state")
-        return self._prove(self._held)
+        try:
+            return prove(self._replica, self.held)
+        except ChecksumError:
+            self.invalidate()
+            raise
 
     def invalidate(self) -> None:
         """Say that the live bits are no longer known; the next `advance` starts from an anchor."""
-        self._held = None
+        self.held = None
         self._staged = None
 
     def close(self) -> None:
@@ -157,152 +158,52 @@ class Receiver:
     ) -> None:
         self.close()
 
-    def _open(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise BaseMismatchError("the receiver is closed", kind="receiver-state")
 
-    def _prepared(self, path: list[Stored]) -> Prepared:
-        cold = path[0].manifest.base is None
-        if not cold and self._held is not None and path[0].manifest.base_digest != self._held.digest:
-            raise BaseMismatchError(
-                "the way starts from another manifest than the one held",
-                kind="base-digest",
-                where=f"version {path[0].manifest.version}",
+    def _prepare(self, version: int | None, *, streaming: bool) -> Prepared:
+        wanted = self._history.latest() if version is None else version
+        if wanted is None:
+            raise NotFoundError(
+                "no version has been published yet", kind="version-missing", where=self._history.store.url
             )
-        for stored in path:
-            self._replica.mapped(stored.manifest)
-        target = self.history.first_way(path[-1].manifest.version)
-        return Prepared(self, target, [] if cold else self._replica.stage(path), cold=cold, path=path)
+        held = self.held
+        if held is not None and held.manifest.version == wanted:
+            return Prepared(self, self._replica, Step(target=held, links=[], staged=[], undo=Undo()))
+        path = self._path(wanted)
+        target = self._history.first_way(wanted)
+        links = self._replica.links(path, held)
+        reversible = (
+            held is not None and sum(link.plan.undo_bytes for link in links) <= self._options.undo_bytes
+        )
+        # An anchor that cannot be undone leaves nothing to lose by not waiting for the last byte.
+        direct = streaming or (not reversible and path[0].manifest.base is None)
+        staged = None if direct else self._replica.stage(links)
+        undo = Undo() if reversible else None
+        return Prepared(self, self._replica, Step(target=target, links=links, staged=staged, undo=undo))
 
-    def _repair(self, version: int, cause: ChecksumError) -> None:
-        self.invalidate()
+    def _path(self, wanted: int) -> list[Stored]:
+        ways, held = self._history.ways, self.held
+        if held is not None:
+            path = cheapest_chain(ways, held.manifest.version, wanted, held_digest=held.digest)
+            if self._replica.views.carried(held.manifest.schema, [stored.manifest.schema for stored in path]):
+                return path
+        return cheapest_chain(ways, None, wanted)
+
+    def _is_proven(self, stored: Stored) -> bool:
         try:
-            path = cheapest_chain(self.history.ways, None, version)
+            prove(self._replica, stored)
+        except ChecksumError:
+            return False
+        return True
+
+    def _repaired(self, version: int, cause: ChecksumError) -> int:
+        self.held = None
+        try:
+            prepared = self._prepare(version, streaming=False)
         except NotFoundError:
             raise cause from None
-        prepared = self._prepared(path)
         prepared.apply()
         prepared.keep()
-
-    def _prove(self, stored: Stored) -> Proof:
-        manifest = stored.manifest
-        sums, whole, parts = self._replica.scan_tensors(manifest)
-        mapped = self._replica.mapped(manifest)
-        expected = np.stack((manifest.tensors.digest0, manifest.tensors.digest1), axis=1)
-        wrong = whole & (sums != expected).any(axis=1)
-        wrong[[row for row, spec in enumerate(mapped.schema) if spec.alias_of is not None]] = False
-        if wrong.any():
-            raise ChecksumError(
-                "live weights are not those of the version",
-                kind="content-mismatch",
-                where=f"version {manifest.version}, {mapped.schema.tensors[int(wrong.argmax())].name!r}",
-            )
-        known = self._domain_digests(stored, set(parts))
-        for domain, digest in parts.items():
-            if (digest != known[domain]).any():
-                raise ChecksumError(
-                    "live weights are not those of the version",
-                    kind="content-mismatch",
-                    where=f"version {manifest.version}, domain {domain}",
-                )
-        table = mapped.table
-        unproven = [
-            domain
-            for domain in np.flatnonzero(table.touched & ~table.full).tolist()
-            if not whole[table.source[list(table.segment_rows(domain))]].all()
-        ]
-        return Proof(
-            version=manifest.version,
-            proven_tensors=int(whole.sum()),
-            proven_domains=len(parts),
-            unproven_domains=tuple(unproven),
-        )
-
-    def _domain_digests(self, stored: Stored, domains: set[int]) -> dict[int, Any]:
-        """Digests of domains at a version, from the newest manifests that list them."""
-        known: dict[int, Any] = {}
-        tiling = stored.manifest.tiling
-        while domains - known.keys():
-            for domain in domains - known.keys():
-                digest = result_digest(stored.manifest, domain)
-                if digest is not None:
-                    known[domain] = digest
-            base = stored.manifest.base
-            if base is None or stored.manifest.tiling != tiling:
-                break
-            stored = self.history.first_way(base)
-        return known
-
-
-class Prepared:
-    """A version on its way in: `apply` writes it, then `keep` it or `rollback`."""
-
-    def __init__(
-        self, receiver: Receiver, target: Stored, staged: list[StagedLink], *, cold: bool, path: list[Stored] | None = None
-    ) -> None:
-        self._receiver, self._target, self._links = receiver, target, staged
-        self._old, self._path = receiver._held, path or []
-        self._undo: Undo | None = None if cold else Undo()
-        self._state = "prepared"
-        self.cold = cold
-        if sum(link.undo_bytes for link in staged) > receiver._undo_bytes:
-            self._undo = None
-
-    @property
-    def version(self) -> int:
-        """The version that it leads to."""
-        return self._target.manifest.version
-
-    @property
-    def nbytes(self) -> int:
-        """Stored bytes that were fetched, or from an anchor will be."""
-        if self.cold:
-            return sum(self._receiver._replica.plan(stored).nbytes for stored in self._path)
-        return sum(len(chunk.data) for link in self._links for chunk in link.chunks)
-
-    def forget_old(self) -> None:
-        """Do without an undo log: the version is unknown from the first write to the last."""
-        self._undo = None
-
-    def apply(self) -> None:
-        """Write; after a failure the old bits are back, or without an undo log the version is unknown."""
-        receiver = self._receiver
-        if self._state != "prepared" or receiver._held is not self._old:
-            raise BaseMismatchError("what was prepared is stale; prepare again", kind="receiver-state")
-        self._state = "failed"
-        if self._undo is None:
-            receiver.invalidate()
-        if self.cold:
-            receiver._replica.load(self._path)
-        else:
-            receiver._replica.apply(self._links, self._undo)
-        receiver._held = self._target
-        self._state = "applied"
-
-    def keep(self) -> None:
-        """Settle on the new version; the undo log is dropped."""
-        self._expect("applied")
-        self._undo, self._links, self._state = None, [], "kept"
-
-    def rollback(self) -> None:
-        """Go back to the old bits; without an undo log the version becomes unknown."""
-        self._expect("applied")
-        self._state = "rolled back"
-        self._receiver.invalidate()
-        if self._undo is not None:
-            self._undo.run()
-            self._receiver._held = self._old
-
-    def _expect(self, state: str) -> None:
-        if self._state != state:
-            raise BaseMismatchError(
-                "call out of order", kind="receiver-state", expected=f"a version that is {state}", found=self._state
-            )
-
-
-def _writable(named_tensors: NamedTensors) -> dict[str, Any]:
-    pairs = dict(named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors)
-    for name, tensor in pairs.items():
-        if isinstance(tensor, np.ndarray) and not tensor.flags.writeable:
-            raise LayoutError("a read-only array cannot be a target", kind="target-strides", where=repr(name))
-    return named(pairs)
+        return prepared.version

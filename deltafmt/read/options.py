@@ -1,0 +1,18 @@
+"""What a reader may be told about its resources."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """Resources of a reader.
+
+    `threads` decode and apply (default: the machine's cores, at most 8); `undo_bytes` is what the log of
+    old bits may take before a step is made without one, in which case a failure leaves no known version.
+    """
+
+    threads: int = min(8, os.cpu_count() or 1)
+    undo_bytes: int = 4 << 30

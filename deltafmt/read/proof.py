@@ -1,0 +1,146 @@
+"""Live bits held against the digests of a version: what is proven, and what only other ranks can prove."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from deltafmt.errors import ChecksumError, NotFoundError
+from deltafmt.format.records import DomainTable, Manifest
+from deltafmt.kernels import apply as kernel
+from deltafmt.kernels.digest import Digest, zero
+from deltafmt.read.history import History, Stored
+from deltafmt.read.pool import run_bounded
+from deltafmt.read.replica import Replica
+from deltafmt.read.views import View
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What a scan of the live bits has shown for a version.
+
+    `proven_elements` agree with their digests; the others stand in domains of which this receiver holds a
+    part only, and `unproven` names their tensors.
+    """
+
+    version: int
+    proven_elements: int
+    unproven_elements: int
+    unproven: tuple[str, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every local element is proven."""
+        return not self.unproven_elements
+
+
+def prove(replica: Replica, stored: Stored) -> Proof:
+    """Digest every live element once; `ChecksumError` (`content-mismatch`) names the first tensor that differs.
+
+    Tensors that are held whole are held against the version's tensor digests, the rest against digests of
+    the domains that are held whole.
+    """
+    manifest = stored.manifest
+    view = replica.views.view(manifest, manifest.schema)
+    held = _held_elements(view)
+    volumes = np.array([spec.volume for spec in view.schema], np.int64)
+    whole = (held == volumes) & (volumes > 0)
+    sums, partial = _scan(view, whole, replica.options.threads)
+    expected = np.stack((manifest.tensors.digest0, manifest.tensors.digest1), axis=1)
+    wrong = whole & (sums != expected).any(axis=1)
+    if wrong.any():
+        raise _differs(manifest, repr(view.schema.tensors[int(wrong.argmax())].name))
+    domains = domain_digests(replica.history, stored, set(partial))
+    proven = np.where(whole, volumes, 0)
+    for domain, digest in partial.items():
+        if domain not in domains:
+            continue
+        if (digest != domains[domain]).any():
+            raise _differs(manifest, view.name(domain))
+        boxes = view.tiling.box_rows(domain)
+        rows = slice(boxes.start, boxes.stop)
+        loose = ~whole[view.tiling.box_tensor[rows]]
+        np.add.at(proven, view.tiling.box_tensor[rows][loose], view.tiling.box_volume[rows][loose])
+    missing = held - proven
+    return Proof(
+        version=manifest.version,
+        proven_elements=int(proven.sum()),
+        unproven_elements=int(missing.sum()),
+        unproven=tuple(view.schema.tensors[row].name for row in np.flatnonzero(missing).tolist()),
+    )
+
+
+def domain_digests(history: History, stored: Stored, domains: set[int]) -> dict[int, Digest]:
+    """Digests of domains at a version, each from the newest manifest that lists it.
+
+    Goes back along the versions' first ways while the tiling stays; a domain whose manifest is gone is absent.
+    """
+    known: dict[int, Digest] = {}
+    tiling = stored.manifest.tiling
+    while len(known) < len(domains) and stored.manifest.tiling == tiling:
+        table: DomainTable = stored.manifest.domains
+        wanted = np.array(sorted(domains - known.keys()), np.int64)
+        rows = np.flatnonzero(np.isin(table.domain, wanted))
+        for row in rows.tolist():
+            known[int(table.domain[row])] = np.array([table.digest0[row], table.digest1[row]], np.uint64)
+        if stored.manifest.base is None:
+            break
+        try:
+            base = history.first_way(stored.manifest.base)
+        except NotFoundError:
+            break
+        if base.digest != stored.manifest.base_digest:
+            break
+        stored = base
+    return known
+
+
+def _held_elements(view: View) -> npt.NDArray[np.int64]:
+    """Elements of each tensor of the schema that are held here, second copies not counted."""
+    table = view.table
+    held = np.zeros(len(view.schema), np.int64)
+    extent = np.prod(table.high - table.low, axis=1, dtype=np.int64)
+    np.add.at(held, table.source[table.counted], extent[table.counted])
+    return held
+
+
+def scan_tensors(view: View, *, threads: int) -> npt.NDArray[np.uint64]:
+    """Digest sums of the live elements of each tensor of the schema, two lanes each."""
+    return _scan(view, np.ones(len(view.schema), bool), threads)[0]
+
+
+def _scan(
+    view: View, whole: npt.NDArray[np.bool_], threads: int
+) -> tuple[npt.NDArray[np.uint64], dict[int, Digest]]:
+    """Digest sums per tensor, and digests of domains that are held whole and contain a tensor that is not."""
+    table = view.table
+
+    def scan(domain: int) -> tuple[int, list[tuple[int, Digest]]]:
+        live = view.domain(domain)
+        like = np.empty(0, f"<u{live.width}")
+        sources = table.source[list(table.segment_rows(domain))]
+        found = []
+        for row in dict.fromkeys(sources.tolist()):
+            digest = zero()
+            kernel.scan(live.only(sources == row), digest, like)
+            found.append((row, digest))
+        return domain, found
+
+    sums = np.zeros((len(view.schema), 2), np.uint64)
+    partial: dict[int, Digest] = {}
+    for domain, found in run_bounded(scan, np.flatnonzero(table.touched).tolist(), threads=threads):
+        for row, digest in found:
+            sums[row] += digest
+        if table.full[domain] and not all(whole[row] for row, _ in found):
+            partial[domain] = np.sum([digest for _, digest in found], axis=0, dtype=np.uint64)
+    return sums, partial
+
+
+def _differs(manifest: Manifest, where: str) -> ChecksumError:
+    return ChecksumError(
+        "live weights are not those of the version",
+        kind="content-mismatch",
+        where=f"version {manifest.version}, {where}",
+    )

@@ -1,0 +1,211 @@
+"""Local tensors that are written in place: what a layout sees of them, and which share memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from deltafmt.errors import LayoutError, UnsupportedError
+from deltafmt.layout import Layout, Placement, TargetInfo, contiguous_strides
+from deltafmt.schema import Schema
+from deltafmt.tensors import NamedTensors, dtype_name, named
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A piece of memory that one or more targets show, as one flat tensor.
+
+    `first` is the address of its lowest element; `members` maps each target to the number of the flat
+    element at which its first one stands.
+    """
+
+    first: int
+    info: TargetInfo
+    members: dict[str, int]
+
+
+class Targets:
+    """Named local tensors, kept alive and written in place; they must stay where they are in memory.
+
+    Raises `UnsupportedError` for a device that cannot be written to, `LayoutError` for read-only arrays.
+    """
+
+    def __init__(self, named_tensors: NamedTensors) -> None:
+        self.tensors = _writable(named_tensors)
+        self.infos = {
+            name: TargetInfo(dtype_name(tensor), tuple(tensor.shape), tensor.stride())
+            for name, tensor in self.tensors.items()
+        }
+        self.memories = tuple(self._memories())
+        """Memory by memory; the first member's name stands for all."""
+        self._home = {name: memory for memory in self.memories for name in memory.members}
+        self.addresses: npt.NDArray[np.int64] = np.array([memory.first for memory in self.memories], np.int64)
+
+    @property
+    def memory_infos(self) -> dict[str, TargetInfo]:
+        """The memories as targets of a layout that `resolve` has returned."""
+        return {next(iter(memory.members)): memory.info for memory in self.memories}
+
+    def resolve(self, layout: Layout | None, schema: Schema) -> Layout:
+        """The layout (None: each target is filled by the stored tensor of its name), validated, in terms of
+        owners and memories, so that tied names on both sides are one thing.
+
+        Raises `LayoutError` unless every element of every target is filled exactly once, or untouched.
+        """
+        if layout is None:
+            layout = Layout.by_name(schema, self.infos)
+            self._check_shapes(schema)
+        layout.validate(schema, self.infos)
+        shared = [memory for memory in self.memories if len(memory.members) > 1]
+        placements = [self._rebased(p, schema) for p in layout.placements]
+        by_memory: dict[str, list[Placement]] = defaultdict(list)
+        for placement in placements:
+            by_memory[placement.target].append(placement)
+        for memory in shared:
+            _check_shared(memory, by_memory[next(iter(memory.members))], schema)
+        casts = {}
+        for memory in self.memories:
+            found = {layout.casts.get(name) for name in memory.members}
+            if len(found) > 1:
+                raise LayoutError(
+                    "a cast is declared for one name of a tensor and not for another",
+                    kind="dtype-mismatch",
+                    where=_names(memory),
+                )
+            if None not in found:
+                casts[next(iter(memory.members))] = str(found.pop())
+        return Layout(dict.fromkeys(placements), casts=casts)
+
+    def _rebased(self, p: Placement, schema: Schema) -> Placement:
+        memory = self._home[p.target]
+        shape = schema[p.source].shape
+        # Where a dimension has one index its stride says nothing; equal placements then look equal.
+        strides = tuple(0 if extent == 1 else stride for extent, stride in zip(shape, p.strides, strict=True))
+        return Placement(
+            schema.resolve(p.source).name,
+            p.source_box,
+            next(iter(memory.members)),
+            memory.members[p.target] + p.offset,
+            strides,
+        )
+
+    def _check_shapes(self, schema: Schema) -> None:
+        for name, info in self.infos.items():
+            if schema[name].shape != info.shape:
+                raise LayoutError(
+                    "local tensor has another shape than the stored one",
+                    kind="shape-mismatch",
+                    where=repr(name),
+                    expected=schema[name].shape,
+                    found=info.shape,
+                )
+
+    def _memories(self) -> Iterator[Memory]:
+        """Group targets whose address ranges meet."""
+        spans = []
+        for name, tensor in self.tensors.items():
+            size = tensor.element_size()
+            if any(stride < 0 for stride in tensor.stride()):
+                raise LayoutError(
+                    "negative strides are not supported", kind="target-strides", where=repr(name)
+                )
+            spans.append((tensor.data_ptr(), tensor.data_ptr() + self.infos[name].span * size, name))
+        group: list[str] = []
+        end = 0
+        # Empty tensors have no address worth the name: each is a memory of its own.
+        empty = [name for start, stop, name in spans if start == stop]
+        for start, stop, name in sorted(span for span in spans if span[0] < span[1]):
+            if group and start >= end:
+                yield self._memory(group)
+                group = []
+            group.append(name)
+            end = max(end, stop)
+        if group:
+            yield self._memory(group)
+        for name in empty:
+            yield self._memory([name])
+
+    def _memory(self, names: list[str]) -> Memory:
+        if len(names) == 1:
+            return Memory(self.tensors[names[0]].data_ptr(), self.infos[names[0]], {names[0]: 0})
+        first = min(self.tensors[name].data_ptr() for name in names)
+        size = self.tensors[names[0]].element_size()
+        members = {}
+        for name in names:
+            shift = self.tensors[name].data_ptr() - first
+            if self.infos[name].dtype != self.infos[names[0]].dtype or shift % size:
+                raise LayoutError(
+                    "local tensors of different element types share memory",
+                    kind="target-strides",
+                    where=f"{names[0]!r} and {name!r}",
+                )
+            members[name] = shift // size
+        span = max(shift + self.infos[name].span for name, shift in members.items())
+        return Memory(first, TargetInfo(self.infos[names[0]].dtype, (span,), (1,)), members)
+
+
+def _writable(named_tensors: NamedTensors) -> dict[str, torch.Tensor]:
+    pairs = dict(named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors)
+    for name, tensor in pairs.items():
+        if isinstance(tensor, np.ndarray) and not tensor.flags.writeable:
+            raise LayoutError("a read-only array cannot be a target", kind="target-strides", where=repr(name))
+    tensors = named(pairs)
+    for name, tensor in tensors.items():
+        if tensor.device.type != "cpu":
+            raise UnsupportedError(
+                "tensors on this device cannot be written to",
+                kind="device-unsupported",
+                where=f"{name!r} on {tensor.device}",
+            )
+        if tensor.is_conj() or tensor.is_neg():
+            raise LayoutError("a lazy view cannot be a target", kind="target-strides", where=repr(name))
+    return tensors
+
+
+def _check_shared(memory: Memory, placements: list[Placement], schema: Schema) -> None:
+    """Raise `LayoutError` where names that share memory want different elements at one address.
+
+    One element may stand there for several names, but only by one map from index to address: the
+    segments then write it once.
+    """
+    if len(set(placements)) <= 1:
+        return
+    taken = np.full(memory.info.span, -1, np.int64)
+    by_map = np.full(memory.info.span, -1, np.int64)
+    number = dict(zip(schema.names, _volumes_before(schema), strict=True))
+    maps: dict[object, int] = {}
+    for p in dict.fromkeys(placements):
+        origin = p.offset - sum(a * s for a, s in zip(p.source_box.start, p.strides, strict=True))
+        own = maps.setdefault((origin, p.strides), len(maps))
+        elements = np.full((), number[p.source], np.int64)
+        steps = contiguous_strides(schema[p.source].shape)
+        for start, stop, step in zip(p.source_box.start, p.source_box.stop, steps, strict=True):
+            elements = elements[..., None] + np.arange(start, stop) * step
+        here, here_map = (_placed(array, p) for array in (taken, by_map))
+        if ((here >= 0) & ((here != elements) | (here_map != own))).any():
+            raise LayoutError(
+                "local tensors share memory, and different elements are placed there",
+                kind="placement-overlap",
+                where=f"{_names(memory)}; one of them from {p.source!r}",
+            )
+        here[...] = elements
+        here_map[...] = own
+
+
+def _placed(flat: npt.NDArray[np.int64], p: Placement) -> npt.NDArray[np.int64]:
+    """The part of a flat array at which a placement puts its elements, as their box (a view)."""
+    strides = [flat.itemsize * stride for stride in p.strides]
+    return np.lib.stride_tricks.as_strided(flat[p.offset :], p.source_box.shape, strides)
+
+
+def _volumes_before(schema: Schema) -> list[int]:
+    return np.concatenate(([0], np.cumsum([spec.volume for spec in schema])))[:-1].tolist()  # type: ignore[no-any-return]
+
+
+def _names(memory: Memory) -> str:
+    return " and ".join(map(repr, memory.members))
