@@ -22,7 +22,11 @@ from deltafmt.segments import SegmentTable
 Bits = npt.NDArray[Any]
 Addresses = npt.NDArray[np.int64]
 
-_BATCH = 1024
+_BATCH = 256
+"""Elements that go through the stages of a write together; their scratch stays in the first-level cache."""
+_RUN_BATCH = 2048
+"""The same for runs, which need next to no scratch."""
+_BLOCK_SHIFT, _BLOCK_MASK = U64(9), U64(BLOCK_WORDS - 1)
 _ZERO, _ONE, _HALF_WORD, _LOW_HALF = U64(0), U64(1), U64(16), U64(0xFFFF)
 _SET, _STEP = 0, 1
 _PLAIN = -1
@@ -229,6 +233,65 @@ def _update(
 
 
 @njit(nogil=True, cache=True)
+def _write_run(
+    operation: int, order: int, positions: Any, values: Any, undo: Any, origin: int, base: int,
+) -> None:  # fmt: skip
+    """`_write` for elements whose addresses follow their positions; `undo` receives the old bits."""
+    width = values.itemsize
+    sign = _ONE << U64(8 * width - 1)
+    mask = (sign - _ONE) | sign
+    shift = base - origin * width
+    for k in range(positions.size):
+        undo[k] = load(shift + np.int64(positions[k]) * width, values)
+    if operation == _SET:
+        for k in range(positions.size):
+            store(shift + np.int64(positions[k]) * width, values, values[k])
+    else:
+        for k in range(positions.size):
+            key = (to_key(U64(undo[k]), sign, mask, order) + U64(values[k])) & mask
+            new = values.dtype.type(from_key(key, sign, mask, order))
+            store(shift + np.int64(positions[k]) * width, values, new)
+
+
+@njit(nogil=True, cache=True)
+def _update_run(
+    operation: int, order: int, positions: Any, values: Any, undo: Any, origin: int, flat: int, salt: Any,
+    table: Any, digest: Any,
+) -> None:  # fmt: skip
+    """`_update` for elements whose canonical indices follow their positions; width 1, 2 or 4."""
+    width = values.itemsize
+    sign = _ONE << U64(8 * width - 1)
+    mask = (sign - _ONE) | sign
+    s0, s1 = salt[0], salt[1]
+    a0, a1 = table[0], table[1]
+    current = np.int64(-1)
+    sum0, sum1, r0, r1 = _ZERO, _ZERO, _ZERO, _ZERO
+    for k in range(positions.size):
+        old = U64(undo[k])
+        if operation == _SET:
+            new = U64(values[k])
+        else:
+            new = from_key((to_key(old, sign, mask, order) + U64(values[k])) & mask, sign, mask, order)
+        byte = U64((np.int64(positions[k]) - origin + flat) * width)
+        word = byte >> U64(2)
+        block = np.int64(word >> _BLOCK_SHIFT)
+        if block != current:
+            if current >= 0:
+                r0 += sum0 * block_multiplier(s0, current)
+                r1 += sum1 * block_multiplier(s1, current)
+            current, sum0, sum1 = block, _ZERO, _ZERO
+        t = word & _BLOCK_MASK
+        change = (new - old) << (U64(8) * (byte & U64(3)))
+        sum0 += U64(a0[t]) * change
+        sum1 += U64(a1[t]) * change
+    if current >= 0:
+        r0 += sum0 * block_multiplier(s0, current)
+        r1 += sum1 * block_multiplier(s1, current)
+    digest[0] += r0
+    digest[1] += r1
+
+
+@njit(nogil=True, cache=True)
 def _apply(
     operation: int, order: int, positions: Any, values: Any, undo: Any, keep: bool, digest: Any, table: Any,
     box_position: Any, box_volume: Any, box_segment: Any, dims: Any, low: Any, high: Any, t_stride: Any,
@@ -237,35 +300,38 @@ def _apply(
     entry, address = np.empty(_BATCH, np.int64), np.empty(_BATCH, np.int64)
     flat = np.empty(_BATCH, np.int64)
     before, after = np.empty(_BATCH, np.uint64), np.empty(_BATCH, np.uint64)
-    wide = np.empty(1, np.uint32)
+    wide, narrow = np.empty(1, np.uint32), np.empty(_RUN_BATCH, values.dtype)
+    width = values.itemsize
+    last = dims.shape[1] - 1
     at = 0
     for box in range(box_position.size):
         origin = box_position[box]
         end = _find(positions, at, positions.size, origin + box_volume[box])
         for s in range(box_segment[box], box_segment[box + 1]):
             first, stop = at, end
-            if _flatten(dims[s], low[s], high[s]):
-                last = dims.shape[1] - 1
+            flattened = _flatten(dims[s], low[s], high[s])
+            if flattened:
                 first = _find(positions, at, end, origin + low[s, last])
                 stop = _find(positions, first, end, origin + high[s, last])
+            if flattened and width < 8 and cast[s] == 0 and t_stride[s, last] == width and s_stride[s, last] == 1:
+                start = origin + low[s, last]
+                for a in range(first, stop, _RUN_BATCH):
+                    b = min(stop, a + _RUN_BATCH)
+                    old = undo[a:b] if keep else narrow[: b - a]
+                    _write_run(operation, order, positions[a:b], values[a:b], old, start, t_base[s])
+                    if counted[s]:
+                        _update_run(
+                            operation, order, positions[a:b], values[a:b], old, start,
+                            s_base[s] + low[s, last], salt[s], table, digest,
+                        )  # fmt: skip
+                continue
             for start in range(first, stop, _BATCH):
                 count = _place(
                     positions, start, min(stop, start + _BATCH), origin, dims[s], low[s], high[s],
                     t_stride[s], s_stride[s], t_base[s], s_base[s], entry, address, flat,
                 )  # fmt: skip
                 _write(
-                    operation,
-                    order,
-                    values,
-                    undo,
-                    keep,
-                    cast[s] == 1,
-                    count,
-                    entry,
-                    address,
-                    before,
-                    after,
-                    wide,
+                    operation, order, values, undo, keep, cast[s] == 1, count, entry, address, before, after, wide
                 )
                 if counted[s]:
                     _update(count, flat, before, after, values.itemsize, salt[s], table, digest)
@@ -326,6 +392,41 @@ def _move(
 
 
 @njit(nogil=True, cache=True)
+def _word_sum(address: int, a0: Any, a1: Any, wide: Any) -> Any:
+    sum0, sum1 = _ZERO, _ZERO
+    for i in range(a0.size):
+        word = U64(load(address + 4 * i, wide))
+        sum0 += U64(a0[i]) * word
+        sum1 += U64(a1[i]) * word
+    return sum0, sum1
+
+
+@njit(nogil=True, cache=True)
+def _scan_run(
+    address: int, flat: int, length: int, like: Any, wide: Any, salt: Any, table: Any, digest: Any
+) -> None:
+    """`_scan` of elements that are neighbours in memory and in canonical order: whole words at a time."""
+    width = like.itemsize
+    s0, s1 = salt[0], salt[1]
+    head = min(length, -flat * width % 4 // width)
+    words = (length - head) * width // 4
+    tail = head + words * 4 // width
+    for i in range(head):
+        add_element(flat + i, _ZERO, U64(load(address + i * width, like)), width, s0, s1, table, digest)
+    for i in range(tail, length):
+        add_element(flat + i, _ZERO, U64(load(address + i * width, like)), width, s0, s1, table, digest)
+    start, first = address + head * width, (flat + head) * width // 4
+    low = 0
+    while low < words:
+        block, t = (first + low) // BLOCK_WORDS, (first + low) & (BLOCK_WORDS - 1)
+        count = min(words - low, BLOCK_WORDS - t)
+        sum0, sum1 = _word_sum(start + 4 * low, table[0, t : t + count], table[1, t : t + count], wide)
+        digest[0] += sum0 * block_multiplier(s0, block)
+        digest[1] += sum1 * block_multiplier(s1, block)
+        low += count
+
+
+@njit(nogil=True, cache=True)
 def _scan(
     digest: Any, like: Any, table: Any, box_position: Any, box_volume: Any, box_segment: Any, dims: Any,
     low: Any, high: Any, t_stride: Any, s_stride: Any, t_base: Any, s_base: Any, counted: Any, cast: Any,
@@ -342,6 +443,9 @@ def _scan(
         for run in range(_runs(dims[s], low[s], high[s])):
             _, shift, start = _run_start(run, dims[s], low[s], high[s], t_stride[s], s_stride[s])
             address = t_base[s] + shift
+            if cast[s] == 0 and stride == like.itemsize and s_stride[s, last] == 1:
+                _scan_run(address, s_base[s] + start, length, like, wide, salt[s], table, digest)
+                continue
             for first in range(0, length, _BATCH):
                 count = min(_BATCH, length - first)
                 for k in range(count):
