@@ -8,12 +8,15 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from deltafmt.kernels.intrinsics import LANES, differs, trailing_zeros
+from deltafmt.kernels.intrinsics import LANES, differs, ones, trailing_zeros
 
 Bits = npt.NDArray[Any]
 
 _U64 = np.uint64
-_PIECE = 1 << 19
+_PIECE = 1 << 22
+"""Elements compared per call; the scratch is that long."""
+_BLOCK = 1 << 14
+"""Elements compared before their positions are taken, small enough to stay in cache."""
 
 
 class DiffScratch:
@@ -25,7 +28,7 @@ class DiffScratch:
     def buffers(self, dtype: np.dtype[Any]) -> tuple[npt.NDArray[np.uint32], Bits, Bits]:
         if dtype not in self._buffers:
             self._buffers[dtype] = (
-                np.empty(_PIECE, np.uint32),
+                np.empty(_PIECE + LANES, np.uint32),
                 np.empty(_PIECE, dtype),
                 np.empty(_PIECE, dtype),
             )
@@ -52,21 +55,57 @@ def diff(
 
 @njit(nogil=True, cache=True)
 def _diff(old: Any, new: Any, first: int, position: Any, before: Any, after: Any) -> int:
-    count = 0
+    masks = np.empty(_BLOCK // LANES, np.uint64)
+    total = _U64(0)
+    for low in range(0, old.size, _BLOCK):
+        a, b = old[low : low + _BLOCK], new[low : low + _BLOCK]
+        # Three loops over one block in cache: compares without branches, then positions, then gathers.
+        _compare(a, b, masks)
+        count = _positions(masks, (a.size + LANES - 1) // LANES, _U64(first + low), position[total:])
+        here = position[total : total + count]
+        origin = np.uint32(first + low)
+        old_out, new_out = before[total : total + count], after[total : total + count]
+        for k in range(here.size):
+            at = _U64(here[k] - origin)
+            old_out[k] = a[at]
+            new_out[k] = b[at]
+        total += count
+    return total
+
+
+@njit(nogil=True, cache=True)
+def _compare(old: Any, new: Any, masks: Any) -> None:
     vectors = old.size // LANES
     for v in range(vectors):
-        mask = differs(old, new, v * LANES)
-        while mask != _U64(0):
-            k = v * LANES + trailing_zeros(mask)
-            mask &= mask - _U64(1)
-            position[count] = first + k
-            before[count] = old[k]
-            after[count] = new[k]
-            count += 1
-    for k in range(vectors * LANES, old.size):
-        if old[k] != new[k]:
-            position[count] = first + k
-            before[count] = old[k]
-            after[count] = new[k]
-            count += 1
+        masks[v] = differs(old, new, v * LANES)
+    if vectors * LANES < old.size:
+        mask = _U64(0)
+        for k in range(vectors * LANES, old.size):
+            mask |= _U64(old[k] != new[k]) << _U64(k - vectors * LANES)
+        masks[vectors] = mask
+
+
+@njit(nogil=True, cache=True)
+def _positions(masks: Any, vectors: int, first: Any, position: Any) -> Any:
+    """Positions of set bits; `position` has room for 64 more than there are."""
+    count = _U64(0)
+    one = _U64(1)
+    for v in range(vectors):
+        mask = masks[v]
+        set_bits = ones(mask)
+        origin = first + _U64(v * LANES)
+        # Two are written whatever the mask says: at the densities of training that spares a branch that
+        # no processor can predict. What is too much is overwritten by the next vector.
+        rest = mask
+        position[count] = origin + trailing_zeros(rest)
+        rest &= rest - one
+        position[count + one] = origin + trailing_zeros(rest)
+        if set_bits > _U64(2):
+            at = count + _U64(2)
+            rest &= rest - one
+            while rest:
+                position[at] = origin + trailing_zeros(rest)
+                rest &= rest - one
+                at += one
+        count += set_bits
     return count

@@ -38,13 +38,26 @@ def differs(typingctx: Any, old: Any, new: Any, offset: Any) -> Any:
 
 @intrinsic
 def trailing_zeros(typingctx: Any, word: Any) -> Any:
-    """Number of zero bits below the lowest set bit of a word that is not zero."""
-    signature = types.int64(types.uint64)
+    """Number of zero bits below the lowest set bit of a 64-bit word; 64 for zero."""
+    signature = types.uint64(types.uint64)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         kind = ir.FunctionType(ir.IntType(64), [ir.IntType(64), ir.IntType(1)])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.cttz.i64")
-        return builder.call(function, [args[0], ir.Constant(ir.IntType(1), 1)])
+        return builder.call(function, [args[0], ir.Constant(ir.IntType(1), 0)])
+
+    return signature, codegen
+
+
+@intrinsic
+def ones(typingctx: Any, word: Any) -> Any:
+    """Number of set bits of a 64-bit word."""
+    signature = types.uint64(types.uint64)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(64), [ir.IntType(64)])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.ctpop.i64")
+        return builder.call(function, [args[0]])
 
     return signature, codegen
 

@@ -17,6 +17,10 @@ Bytes = npt.NDArray[np.uint8]
 Counts = npt.NDArray[np.uint32]
 
 _ESCAPE = 255
+_DENSE_MEAN = 128
+"""Below this mean distance no shift pays, and none is tried."""
+
+_U64, _ONE = np.uint64, np.uint64(1)
 
 # What a decoder found, by status; the order is that of the checks.
 _REASONS = {
@@ -57,7 +61,9 @@ class CodedPositions:
 
 def choose_shift(positions: Positions, starts: npt.NDArray[np.int64]) -> int:
     """The shift whose gap bytes (at their entropy) and low bits take the fewest bits."""
-    mean = max(1.0, float(starts[-1]) / max(1, len(positions)))
+    mean = float(starts[-1]) / max(1, len(positions))
+    if mean < _DENSE_MEAN:
+        return 0
     guess = max(0, int(np.log2(mean / 128)))
     candidates = sorted({max(0, guess - 1), guess, min(MAX_SHIFT, guess + 1), min(MAX_SHIFT, guess + 2)})
     costs = []
@@ -73,10 +79,10 @@ def encode_positions(positions: Positions, starts: npt.NDArray[np.int64], shift:
     """Code ascending positions, block by block."""
     entries = np.zeros(len(starts) - 1, np.uint32)
     elements = np.zeros(len(starts) - 1, np.uint32)
-    total = _count(positions, starts, shift, entries, elements)
-    gap = np.empty(total, np.uint8)
+    # An entry of 255 goes on by 255 << shift elements, which bounds how many there can be.
+    gap = np.empty(len(positions) + (int(starts[-1]) >> shift) // _ESCAPE + 1, np.uint8)
     low = np.zeros((len(positions) * shift + 7) // 8 + 3, np.uint8)
-    _encode(positions, starts, shift, gap, low)
+    gap = gap[: _encode(positions, starts, shift, gap, low, entries, elements)]
     return CodedPositions(gap=gap, low=low[:-3], entries=entries, elements=elements)
 
 
@@ -139,48 +145,51 @@ def _histogram(positions: Any, starts: Any, shift: int) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def _count(positions: Any, starts: Any, shift: int, entries: Any, elements: Any) -> int:
-    block, end, previous, total = 0, starts[1], starts[0] - 1, 0
-    for i in range(positions.size):
-        p = np.int64(positions[i])
-        if p >= end:
-            while p >= starts[block + 1]:
-                block += 1
-            previous, end = starts[block] - 1, starts[block + 1]
-        count = ((p - previous - 1) >> shift) // _ESCAPE + 1
-        previous = p
-        entries[block] += count
-        elements[block] += 1
-        total += count
-    return total
+def _encode(
+    positions: Any, starts: Any, shift: int, gap: Any, low: Any, entries: Any, elements: Any
+) -> Any:
+    at, i = _U64(0), _U64(0)
+    total = _U64(positions.size)
+    for block in range(entries.size):
+        end = starts[block + 1]
+        previous = starts[block] - 1
+        first_entry, first = at, i
+        if shift == 0:
+            while i < total and np.int64(positions[i]) < end:
+                v = np.int64(positions[i]) - previous - 1
+                previous += v + 1
+                while v >= _ESCAPE:
+                    gap[at] = _ESCAPE
+                    at += _ONE
+                    v -= _ESCAPE
+                gap[at] = v
+                at += _ONE
+                i += _ONE
+        else:
+            while i < total and np.int64(positions[i]) < end:
+                distance = np.int64(positions[i]) - previous - 1
+                previous += distance + 1
+                v = distance >> shift
+                while v >= _ESCAPE:
+                    gap[at] = _ESCAPE
+                    at += _ONE
+                    v -= _ESCAPE
+                gap[at] = v
+                at += _ONE
+                _append_low(low, i * _U64(shift), _U64(distance) & ((_ONE << _U64(shift)) - _ONE))
+                i += _ONE
+        entries[block] = at - first_entry
+        elements[block] = i - first
+    return at
 
 
-@njit(nogil=True, cache=True)
-def _encode(positions: Any, starts: Any, shift: int, gap: Any, low: Any) -> None:
-    block, end, previous, at, bit = 0, starts[1], starts[0] - 1, 0, 0
-    mask = (1 << shift) - 1
-    for i in range(positions.size):
-        p = np.int64(positions[i])
-        if p >= end:
-            while p >= starts[block + 1]:
-                block += 1
-            previous, end = starts[block] - 1, starts[block + 1]
-        distance = p - previous - 1
-        previous = p
-        v = distance >> shift
-        while v >= _ESCAPE:
-            gap[at] = _ESCAPE
-            at += 1
-            v -= _ESCAPE
-        gap[at] = v
-        at += 1
-        if shift:
-            value = (distance & mask) << (bit & 7)
-            byte = bit >> 3
-            low[byte] |= value & 255
-            low[byte + 1] |= (value >> 8) & 255
-            low[byte + 2] |= (value >> 16) & 255
-            bit += shift
+@njit(nogil=True, cache=True, inline="always")
+def _append_low(low: Any, bit: Any, value: Any) -> None:
+    byte = bit >> _U64(3)
+    value <<= bit & _U64(7)
+    low[byte] |= value & _U64(255)
+    low[byte + _ONE] |= (value >> _U64(8)) & _U64(255)
+    low[byte + _U64(2)] |= value >> _U64(16)
 
 
 @njit(nogil=True, cache=True)
@@ -206,32 +215,35 @@ def _decode(gap: Any, low: Any, entries: Any, elements: Any, starts: Any, shift:
 
 
 @njit(nogil=True, cache=True)
-def _run(gap: Any, p: int, positions: Any, count: int) -> Any:
+def _run(gap: Any, p: int, positions: Any, count: Any) -> Any:
+    out = positions[count:]
+    n = _U64(0)
     for k in range(gap.size):
-        g = np.int64(gap[k])
-        listed = np.int64(g != _ESCAPE)
-        p += g + listed
-        positions[count] = p
-        count += listed
-    return count, p
+        g = gap[k]
+        listed = _U64(g != _ESCAPE)
+        p += np.int64(g) + np.int64(listed)
+        out[n] = p
+        n += listed
+    return count + np.int64(n), p
 
 
 @njit(nogil=True, cache=True)
 def _shifted_run(gap: Any, low: Any, p: int, shift: int, positions: Any, count: int) -> Any:
     mask = (1 << shift) - 1
+    out = positions[count:]
+    n = _U64(0)
+    bit = _U64(count * shift)
+    last = _U64(low.size - 3)
     for k in range(gap.size):
         g = np.int64(gap[k])
         if g == _ESCAPE:
             p += g << shift
             continue
-        bit = count * shift
-        byte = bit >> 3
-        if byte + 2 >= low.size:
-            # More elements than the low bits were packed for: the counts will not agree.
-            count += 1
-            continue
-        word = np.int64(low[byte]) | np.int64(low[byte + 1]) << 8 | np.int64(low[byte + 2]) << 16
-        p += 1 + ((g << shift) | ((word >> (bit & 7)) & mask))
-        positions[count] = p
-        count += 1
-    return count, p
+        # More elements than the low bits were packed for would read on; the counts will not agree then.
+        byte = min(bit >> _U64(3), last)
+        word = np.int64(low[byte]) | np.int64(low[byte + _ONE]) << 8 | np.int64(low[byte + _U64(2)]) << 16
+        p += 1 + ((g << shift) | ((word >> np.int64(bit & _U64(7))) & mask))
+        out[n] = p
+        n += _ONE
+        bit += _U64(shift)
+    return count + np.int64(n), p

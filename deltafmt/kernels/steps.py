@@ -102,13 +102,17 @@ class CodedSteps:
 def encode_steps(step: Bits, elements: Counts) -> CodedSteps:
     """Code steps, none of them zero; `elements` counts those of each block."""
     magnitudes, escapes = np.zeros(len(elements), np.uint32), np.zeros(len(elements), np.uint32)
-    _count(step, elements, magnitudes, escapes)
+    # Room for the next one is needed even where none follows: writes come before the decision to keep.
     code = np.zeros((2 * len(step) + 7) // 8, np.uint8)
-    magnitude = np.empty(int(magnitudes.sum(dtype=np.int64)), np.uint8)
-    escape = np.empty(int(escapes.sum(dtype=np.int64)), step.dtype)
-    _encode(step, code, magnitude, escape)
+    magnitude = np.empty(len(step) + 1, np.uint8)
+    escape = np.empty(_count_escapes(step), step.dtype)
+    used = _encode(step, elements, code, magnitude, escape, magnitudes, escapes)
     return CodedSteps(
-        code=code, magnitude=magnitude, escape=escape.view(np.uint8), magnitudes=magnitudes, escapes=escapes
+        code=code,
+        magnitude=magnitude[:used],
+        escape=escape.view(np.uint8),
+        magnitudes=magnitudes,
+        escapes=escapes,
     )
 
 
@@ -135,38 +139,42 @@ def decode_steps(
 
 
 @njit(nogil=True, cache=True)
-def _count(step: Any, elements: Any, magnitudes: Any, escapes: Any) -> None:
+def _count_escapes(step: Any) -> int:
     sign = _sign(step.itemsize)
     mask = (sign - _ONE) | sign
-    i = 0
-    for block in range(elements.size):
-        for _ in range(elements[block]):
-            d = _U64(step[i])
-            size = (_ZERO - d) & mask if d & sign else d
-            magnitudes[block] += size != _ONE
-            escapes[block] += size >= _U64(_LEAST_ESCAPE)
-            i += 1
+    count = 0
+    for i in range(step.size):
+        d = _U64(step[i])
+        size = (_ZERO - d) & mask if d & sign else d
+        count += size >= _U64(_LEAST_ESCAPE)
+    return count
 
 
 @njit(nogil=True, cache=True)
-def _encode(step: Any, code: Any, magnitude: Any, escape: Any) -> None:
+def _encode(
+    step: Any, elements: Any, code: Any, magnitude: Any, escape: Any, magnitudes: Any, escapes: Any
+) -> Any:
     sign = _sign(step.itemsize)
     mask = (sign - _ONE) | sign
-    m = e = 0
-    for i in range(step.size):
-        d = _U64(step[i])
-        negative = np.uint8(d & sign != _ZERO)
-        size = (_ZERO - d) & mask if negative else d
-        larger = np.uint8(size != _ONE)
-        code[i >> 2] |= (negative | (larger << 1)) << np.uint8(2 * (i & 3))
-        if larger:
+    i, m, e = _ZERO, _ZERO, _ZERO
+    for block in range(elements.size):
+        first_m, first_e = m, e
+        for _ in range(elements[block]):
+            d = _U64(step[i])
+            negative = _U64(d & sign != _ZERO)
+            size = (_ZERO - d) & mask if negative else d
+            larger = _U64(size != _ONE)
+            code[i >> _U64(2)] |= (negative | larger << _ONE) << (_U64(2) * (i & _U64(3)))
             if size >= _U64(_LEAST_ESCAPE):
-                magnitude[m] = _ESCAPE
                 escape[e] = step[i]
-                e += 1
-            else:
-                magnitude[m] = size - _U64(2)
-            m += 1
+                e += _ONE
+                size = _U64(_ESCAPE + 2)
+            magnitude[m] = size - _U64(2)
+            m += larger
+            i += _ONE
+        magnitudes[block] = m - first_m
+        escapes[block] = e - first_e
+    return m
 
 
 @njit(nogil=True, cache=True)
@@ -175,13 +183,13 @@ def _decode(
 ) -> Any:
     sign = _sign(step.itemsize)
     mask = (sign - _ONE) | sign
-    i = m = e = 0
+    i, m, e = _ZERO, _ZERO, _ZERO
     for block in range(elements.size):
-        last_m, last_e = m + np.int64(magnitudes[block]), e + np.int64(escapes[block])
+        last_m, last_e = m + _U64(magnitudes[block]), e + _U64(escapes[block])
         for _ in range(elements[block]):
-            two = code[i >> 2] >> np.uint8(2 * (i & 3)) & 3
+            two = _U64(code[i >> _U64(2)]) >> (_U64(2) * (i & _U64(3)))
             size = _ONE
-            if two & 2:
+            if two & _U64(2):
                 if m == last_m:
                     return 1, block
                 size = _U64(magnitude[m]) + _U64(2)
@@ -192,15 +200,15 @@ def _decode(
                     size = (_ZERO - d) & mask if d & sign else d
                     if size < _U64(_LEAST_ESCAPE):
                         return 2, block
-                    if (d & sign != _ZERO) != (two & 1 != 0):
+                    if (d & sign != _ZERO) != (two & _ONE != _ZERO):
                         return 3, block
-                    e += 1
+                    e += _ONE
                 elif size > sign:
                     # Only bytes: more than 128 steps away has no place in eight bits.
                     return 2, block
-                m += 1
-            step[i] = ((_ZERO - size) & mask) if two & 1 else size
-            i += 1
+                m += _ONE
+            step[i] = (_ZERO - size) & mask if two & _ONE else size
+            i += _ONE
         if m != last_m or e != last_e:
             return 1, block
     return 0, 0
