@@ -24,8 +24,6 @@ Addresses = npt.NDArray[np.int64]
 
 _BATCH = 256
 """Elements that go through the stages of a write together; their scratch stays in the first-level cache."""
-_RUN_BATCH = 2048
-"""The same for runs, which need next to no scratch."""
 _BLOCK_SHIFT, _BLOCK_MASK = U64(9), U64(BLOCK_WORDS - 1)
 _ZERO, _ONE, _HALF_WORD, _LOW_HALF = U64(0), U64(1), U64(16), U64(0xFFFF)
 _SET, _STEP = 0, 1
@@ -234,61 +232,52 @@ def _update(
 
 @njit(nogil=True, cache=True)
 def _write_run(
-    operation: int, order: int, positions: Any, values: Any, undo: Any, origin: int, base: int,
+    operation: int, order: int, positions: Any, values: Any, old: Any, new: Any, shift: int
 ) -> None:  # fmt: skip
-    """`_write` for elements whose addresses follow their positions; `undo` receives the old bits."""
+    """`_write` for elements whose addresses are `shift` behind their positions; keeps old and new bits."""
     width = values.itemsize
     sign = _ONE << U64(8 * width - 1)
     mask = (sign - _ONE) | sign
-    shift = base - origin * width
+    # Reads first, all of them: cache misses then overlap instead of waiting for one another, and the
+    # writes find their lines in the first-level cache.
     for k in range(positions.size):
-        undo[k] = load(shift + np.int64(positions[k]) * width, values)
+        old[k] = load(shift + np.int64(positions[k]) * width, values)
     if operation == _SET:
         for k in range(positions.size):
-            store(shift + np.int64(positions[k]) * width, values, values[k])
+            new[k] = values[k]
     else:
         for k in range(positions.size):
-            key = (to_key(U64(undo[k]), sign, mask, order) + U64(values[k])) & mask
-            new = values.dtype.type(from_key(key, sign, mask, order))
-            store(shift + np.int64(positions[k]) * width, values, new)
+            key = (to_key(U64(old[k]), sign, mask, order) + U64(values[k])) & mask
+            new[k] = from_key(key, sign, mask, order)
+    for k in range(positions.size):
+        store(shift + np.int64(positions[k]) * width, values, new[k])
 
 
 @njit(nogil=True, cache=True)
 def _update_run(
-    operation: int, order: int, positions: Any, values: Any, undo: Any, origin: int, flat: int, salt: Any,
-    table: Any, digest: Any,
+    positions: Any, old: Any, new: Any, shift: int, salt: Any, table: Any, digest: Any
 ) -> None:  # fmt: skip
-    """`_update` for elements whose canonical indices follow their positions; width 1, 2 or 4."""
-    width = values.itemsize
-    sign = _ONE << U64(8 * width - 1)
-    mask = (sign - _ONE) | sign
+    """`_update` for canonical indices that are `shift` behind the positions; width 1, 2 or 4."""
+    width = U64(old.itemsize)
     s0, s1 = salt[0], salt[1]
     a0, a1 = table[0], table[1]
-    current = np.int64(-1)
+    current = ~_ZERO
     sum0, sum1, r0, r1 = _ZERO, _ZERO, _ZERO, _ZERO
     for k in range(positions.size):
-        old = U64(undo[k])
-        if operation == _SET:
-            new = U64(values[k])
-        else:
-            new = from_key((to_key(old, sign, mask, order) + U64(values[k])) & mask, sign, mask, order)
-        byte = U64((np.int64(positions[k]) - origin + flat) * width)
+        byte = U64(np.int64(positions[k]) + shift) * width
         word = byte >> U64(2)
-        block = np.int64(word >> _BLOCK_SHIFT)
+        block = word >> _BLOCK_SHIFT
         if block != current:
-            if current >= 0:
-                r0 += sum0 * block_multiplier(s0, current)
-                r1 += sum1 * block_multiplier(s1, current)
+            # The sums are still zero at the first block, whatever the multiplier.
+            r0 += sum0 * block_multiplier(s0, current)
+            r1 += sum1 * block_multiplier(s1, current)
             current, sum0, sum1 = block, _ZERO, _ZERO
         t = word & _BLOCK_MASK
-        change = (new - old) << (U64(8) * (byte & U64(3)))
+        change = (U64(new[k]) - U64(old[k])) << (U64(8) * (byte & U64(3)))
         sum0 += U64(a0[t]) * change
         sum1 += U64(a1[t]) * change
-    if current >= 0:
-        r0 += sum0 * block_multiplier(s0, current)
-        r1 += sum1 * block_multiplier(s1, current)
-    digest[0] += r0
-    digest[1] += r1
+    digest[0] += r0 + sum0 * block_multiplier(s0, current)
+    digest[1] += r1 + sum1 * block_multiplier(s1, current)
 
 
 @njit(nogil=True, cache=True)
@@ -300,7 +289,8 @@ def _apply(
     entry, address = np.empty(_BATCH, np.int64), np.empty(_BATCH, np.int64)
     flat = np.empty(_BATCH, np.int64)
     before, after = np.empty(_BATCH, np.uint64), np.empty(_BATCH, np.uint64)
-    wide, narrow = np.empty(1, np.uint32), np.empty(_RUN_BATCH, values.dtype)
+    wide = np.empty(1, np.uint32)
+    run_old, run_new = np.empty(_BATCH, values.dtype), np.empty(_BATCH, values.dtype)
     width = values.itemsize
     last = dims.shape[1] - 1
     at = 0
@@ -314,16 +304,15 @@ def _apply(
                 first = _find(positions, at, end, origin + low[s, last])
                 stop = _find(positions, first, end, origin + high[s, last])
             if flattened and width < 8 and cast[s] == 0 and t_stride[s, last] == width and s_stride[s, last] == 1:
-                start = origin + low[s, last]
-                for a in range(first, stop, _RUN_BATCH):
-                    b = min(stop, a + _RUN_BATCH)
-                    old = undo[a:b] if keep else narrow[: b - a]
-                    _write_run(operation, order, positions[a:b], values[a:b], old, start, t_base[s])
+                place = t_base[s] - (origin + low[s, last]) * width
+                flat_shift = s_base[s] - origin
+                for a in range(first, stop, _BATCH):
+                    b = min(stop, a + _BATCH)
+                    old = undo[a:b] if keep else run_old[: b - a]
+                    new = run_new[: b - a]
+                    _write_run(operation, order, positions[a:b], values[a:b], old, new, place)
                     if counted[s]:
-                        _update_run(
-                            operation, order, positions[a:b], values[a:b], old, start,
-                            s_base[s] + low[s, last], salt[s], table, digest,
-                        )  # fmt: skip
+                        _update_run(positions[a:b], old, new, flat_shift, salt[s], table, digest)
                 continue
             for start in range(first, stop, _BATCH):
                 count = _place(

@@ -128,8 +128,10 @@ def decode_steps(
     step = np.empty(listed, dtype)
     # A raw column may start anywhere in its buffer.
     words = np.frombuffer(escape.tobytes(), dtype)
+    # One byte more, so that the loop may look at the next magnitude before it knows whether there is one.
+    magnitude = np.concatenate((coded.magnitude, np.zeros(1, np.uint8)))
     status, block = _decode(
-        coded.code, coded.magnitude, words, elements, coded.magnitudes, coded.escapes, step
+        coded.code, magnitude, words, elements, coded.magnitudes, coded.escapes, step
     )
     if status == 0 and listed % 4 and coded.code[-1] >> (2 * (listed % 4)):
         status, block = 4, len(elements) - 1
@@ -188,26 +190,27 @@ def _decode(
         last_m, last_e = m + _U64(magnitudes[block]), e + _U64(escapes[block])
         for _ in range(elements[block]):
             two = _U64(code[i >> _U64(2)]) >> (_U64(2) * (i & _U64(3)))
-            size = _ONE
-            if two & _U64(2):
+            larger = (two >> _ONE) & _ONE
+            # The block's counts were summed up before, so that the last place is the padding's.
+            byte = _U64(magnitude[min(m, last_m)])
+            size = _ONE + larger * (byte + _ONE)
+            if larger and (byte == _U64(_ESCAPE) or size > sign or m == last_m):
                 if m == last_m:
                     return 1, block
-                size = _U64(magnitude[m]) + _U64(2)
-                if magnitude[m] == _ESCAPE:
-                    if e == last_e:
-                        return 1, block
-                    d = _U64(escape[e])
-                    size = (_ZERO - d) & mask if d & sign else d
-                    if size < _U64(_LEAST_ESCAPE):
-                        return 2, block
-                    if (d & sign != _ZERO) != (two & _ONE != _ZERO):
-                        return 3, block
-                    e += _ONE
-                elif size > sign:
+                if byte != _U64(_ESCAPE):
                     # Only bytes: more than 128 steps away has no place in eight bits.
                     return 2, block
-                m += _ONE
-            step[i] = (_ZERO - size) & mask if two & _ONE else size
+                if e == last_e:
+                    return 1, block
+                d = _U64(escape[e])
+                size = (_ZERO - d) & mask if d & sign else d
+                if size < _U64(_LEAST_ESCAPE):
+                    return 2, block
+                if (d & sign != _ZERO) != (two & _ONE != _ZERO):
+                    return 3, block
+                e += _ONE
+            m += larger
+            step[i] = (size ^ (_ZERO - (two & _ONE))) + (two & _ONE)
             i += _ONE
         if m != last_m or e != last_e:
             return 1, block
