@@ -21,7 +21,7 @@ from deltafmt.format.checksum import blake2b
 from deltafmt.tensors import numpy_bits
 
 RANKS = 2
-WARM_UP_STEPS = {"small": 60, "tiny": 30}
+WARM_UP_STEPS = {"small": 30, "tiny": 20}
 
 
 @dataclass(kw_only=True)

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 
 from deltafmt.cli.demo.model import SHAPES, Policy
 
-USED_TOKENS = 256
+USED_TOKENS = 64
 """Tokens that occur in the data; as in practice, most rows of the embedding see no gradient."""
-BATCH, LENGTH = 8, 64
+BATCH, LENGTH = 4, 48
 WARM_UP_RATE, RATE = 1e-3, 3e-6
 
 
