@@ -47,7 +47,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     name = options.name
     files = lineage.manifest(version).files
     if name not in lineage.schema(version) and name in files:
-        data = lineage.read_file(version, name)
+        data = lineage.files(version)[name]
         if out.json:
             out.document({"version": version, "file": name, "bytes": len(data), "hex": data.hex()})
         else:
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     if options.raw:
         from deltafmt.tensors import numpy_bits
 
-        sys.stdout.buffer.write(memoryview(numpy_bits(tensor.contiguous())).cast("B"))
+        sys.stdout.buffer.write(numpy_bits(tensor.contiguous()).tobytes())
         return FINE
     out.give(_facts(version, name, tensor), lambda data: _render(data, tensor))
     return FINE

@@ -18,7 +18,7 @@ from deltafmt.cli.output import Output, bytes_text
 
 _EXAMPLES = """\
   deltafmt export s3://bucket/run 12 ./v12
-  deltafmt export ./run latest ./newest --overwrite
+  deltafmt export ./run latest ./newest
 
 The directory then holds safetensors shards with their index, and the side files that were published with them:
 `transformers.AutoModelForCausalLM.from_pretrained("./v12")` loads it."""
@@ -29,24 +29,19 @@ def add(verbs: Verbs, common: argparse.ArgumentParser) -> None:
     add_url(parser)
     parser.add_argument("version", metavar="VERSION", type=version_argument, help="a number, or latest")
     parser.add_argument("directory", type=Path, metavar="DIR", help="where to write; made if absent")
-    parser.add_argument("--overwrite", action="store_true", help="write into a directory that is not empty")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
     folder: Path = options.directory
-    if not options.overwrite and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} exists and is not empty", "name a new directory, or add --overwrite")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} exists and is not empty", "name a new directory")
     lineage = open_lineage(options)
     version = resolve_version(lineage, options.version)
-    with out.working(f"exporting version {version}"):
-        lineage.export(version, folder)
-    files = {
-        file.relative_to(folder).as_posix(): file.stat().st_size
-        for file in folder.rglob("*")
-        if file.is_file()
-    }
-    result = {"version": version, "directory": str(folder), "files": dict(sorted(files.items()))}
+    with out.bytes_progress(f"exporting version {version}") as progress:
+        written = lineage.export(version, folder, progress=progress)
+    files = {file.relative_to(folder).as_posix(): file.stat().st_size for file in written}
+    result = {"version": version, "directory": str(folder), "files": files}
     total = bytes_text(sum(files.values()))
-    out.give(result, lambda data: [f"version {version}: {len(data['files'])} files, {total} in {folder}"])
+    out.give(result, lambda _: [f"version {version}: {len(files)} file(s), {total} in {folder}"])
     return FINE

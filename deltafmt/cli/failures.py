@@ -47,6 +47,14 @@ _ADVICE: tuple[tuple[type[DeltafmtError], int, str], ...] = (
 """First match counts: (class, exit code, next step)."""
 
 
+_ADVICE_BY_KIND = {
+    "name-unknown": "`deltafmt show URL --tensors` lists the names",
+    "lineage-exists": "publish to it: deltafmt publish URL DIR",
+    "chain-broken": "`deltafmt verify URL` says what is missing; an anchor of a later version mends it",
+}
+"""Advice where the reason says more than the class."""
+
+
 class UsageError(Exception):
     """A request that the command refuses: `message`, and what to do instead."""
 
@@ -59,7 +67,8 @@ def classify(error: BaseException) -> tuple[int, str] | None:
     """(exit code, next step) of an expected error; None for a fault of the command itself."""
     for kind, code, advice in _ADVICE:
         if isinstance(error, kind):
-            return code, advice
+            assert isinstance(error, DeltafmtError)
+            return code, _ADVICE_BY_KIND.get(error.kind, advice)
     if isinstance(error, UsageError):
         return USAGE, error.advice
     if isinstance(error, FileNotFoundError | FileExistsError | IsADirectoryError | NotADirectoryError):

@@ -48,6 +48,22 @@ class Output:
             yield bar.update
 
     @contextmanager
+    def bytes_progress(self, what: str) -> Iterator[Callable[[int, int], None]]:
+        """A bar for work that reports (bytes done, bytes in all)."""
+        with self.progress(what, None) as advance:
+            bar = getattr(advance, "__self__", None)
+            seen = 0
+
+            def report(done: int, total: int) -> None:
+                nonlocal seen
+                if bar is not None:
+                    bar.total = total
+                advance(done - seen)
+                seen = done
+
+            yield report
+
+    @contextmanager
     def working(self, what: str) -> Iterator[None]:
         """A bar that counts seconds, for work that does not say how far it is."""
         done = threading.Event()

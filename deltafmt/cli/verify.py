@@ -15,7 +15,7 @@ from deltafmt.cli.arguments import (
     version_argument,
 )
 from deltafmt.cli.failures import DAMAGE, FINE
-from deltafmt.cli.output import Output
+from deltafmt.cli.output import Output, bytes_text
 
 _EXAMPLES = """\
   deltafmt verify s3://bucket/run               everything: all objects, all checksums, all digests
@@ -36,11 +36,14 @@ def add(verbs: Verbs, common: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, out: Output) -> int:
     lineage = open_lineage(options)
     version = None if options.version is None else resolve_version(lineage, options.version)
-    with out.working("verifying"):
-        report = lineage.verify(version, deep=not options.shallow)
+    with out.bytes_progress("verifying") as progress:
+        report = lineage.verify(version, deep=not options.shallow, progress=progress)
     problems = [_problem(problem) for problem in report.problems]
     lost = sorted({version for problem in problems for version in problem["versions"]})
-    out.give({"ok": report.ok, "problems": problems, "versions_lost": lost}, _render)
+    out.give(
+        {"ok": report.ok, "checked_bytes": report.checked_bytes, "problems": problems, "versions_lost": lost},
+        _render,
+    )
     return FINE if report.ok else DAMAGE
 
 
@@ -55,7 +58,7 @@ def _problem(problem: Any) -> dict[str, Any]:
 
 def _render(data: dict[str, Any]) -> Iterator[str]:
     if data["ok"]:
-        yield "no damage found"
+        yield f"no damage found ({bytes_text(data['checked_bytes'])} of shards read)"
         return
     for problem in data["problems"]:
         yield f"{problem['object']}  [{problem['kind']}]"

@@ -18,7 +18,8 @@ from deltafmt.format.shard import shard_tail
 from deltafmt.kernels.digest import Digest
 from deltafmt.store import Sink, Store
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 KEPT_BYTES = 64 << 20
 """Stored chunks that are kept in memory until the commit; beyond that they are read back."""
@@ -146,7 +147,7 @@ def pack(
         chunks, columns = shard.tables()
         domains: DomainTable = DomainTable.of_rows(rows)
         tables: dict[str, Any] = {"chunks": chunks, "columns": columns, "domains": domains}
-        sizes = []
+        sizes: list[tuple[int, ...]] = []
         if not shard.empty:
             sizes = [(0, shard.finish(make_footer(changed=changed, listed=listed, **tables)))]
     except BaseException:

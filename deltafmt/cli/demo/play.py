@@ -156,10 +156,11 @@ class Demo:
             wrong = sorted(
                 name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)
             )
-            proof = {
+            held = sum(map(len, found.values()))
+            proof: dict[str, Any] = {
                 "receiver": job.name,
                 "tensors": len(found),
-                "bytes": sum(map(len, found.values())),
+                "bytes": held,
                 "blake2b": blake2b(b"".join(found[name] for name in sorted(found))).hex(),
                 "trainer_blake2b": blake2b(b"".join(expected[name] for name in sorted(expected))).hex(),
                 "different": wrong,
@@ -167,8 +168,8 @@ class Demo:
             proofs.append(proof)
             verdict = f"DIFFERENT in {', '.join(wrong)}" if wrong else "identical, bit for bit"
             screen.say(
-                f"{job.name:>12}: {proof['tensors']} tensors, {bytes_text(proof['bytes'])}, "
-                f"blake2b {str(proof['blake2b'])[:16]}, trainer's {str(proof['trainer_blake2b'])[:16]}: {verdict}"
+                f"{job.name:>12}: {proof['tensors']} tensors, {bytes_text(held)}, "
+                f"blake2b {proof['blake2b'][:16]}, trainer's {proof['trainer_blake2b'][:16]}: {verdict}"
             )
         return proofs
 
