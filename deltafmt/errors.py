@@ -121,6 +121,7 @@ REASONS: dict[str, str] = {
     "store-unsupported": "a storage back end that cannot be used, or not for writing",
     # layouts
     "target-unfilled": "a local element that is neither placed nor declared untouched",
+    "target-moved": "a local tensor whose memory was exchanged since it was given",
     "target-strides": "a local tensor whose elements share memory",
     "placement-outside": "a placement that leaves its source or its target",
     "placement-overlap": "different elements placed at one address, or a placed one declared untouched",

@@ -64,8 +64,22 @@ class Schema:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tensors", tuple(self.tensors))
+        shapes: set[tuple[str, tuple[int, ...]]] = set()
         for spec in self.tensors:
-            _check_spec(spec)
+            # ASCII names need no encoding, and a model has few different shapes: this runs over maybe 100,000
+            # tensors whenever a lineage is opened.
+            name, shape = spec.name, (spec.dtype, spec.shape)
+            if type(name) is not str or not name.isascii() or len(name) > MAX_NAME_BYTES:
+                _check_encoded(name)
+            if shape not in shapes:
+                _check_shape(spec)
+                shapes.add(shape)
+        if RESERVED_NAME in self._rows:
+            raise SchemaError(
+                "the safetensors view reserves this name; rename the tensor",
+                kind="name-reserved",
+                where=repr(RESERVED_NAME),
+            )
         if len(self._rows) != len(self.tensors):
             seen: set[str] = set()
             twice = next(s.name for s in self.tensors if s.name in seen or seen.add(s.name))  # type: ignore[func-returns-value]
@@ -147,21 +161,10 @@ class Schema:
             )
 
 
-def _check_spec(spec: TensorSpec) -> None:
-    try:
-        encoded = spec.name.encode()
-    except (UnicodeEncodeError, AttributeError):
-        encoded = None
-    if encoded is None or len(encoded) > MAX_NAME_BYTES:
-        raise SchemaError("invalid tensor name", kind="name-invalid", where=repr(spec.name)[:200])
-    if spec.name == RESERVED_NAME:
-        raise SchemaError(
-            "the safetensors view reserves this name; rename the tensor",
-            kind="name-reserved",
-            where=repr(spec.name),
-        )
-    width = dtype_of(spec.dtype).width
-    if len(spec.shape) > MAX_RANK or min(spec.shape, default=0) < 0 or _stretch(spec.shape) * width >= 2**63:
+def _check_shape(spec: TensorSpec) -> None:
+    # Zero extents count as one: strides over the other dimensions must stay in 63 bits as well.
+    stretch = spec.width * math.prod(extent or 1 for extent in spec.shape)
+    if len(spec.shape) > MAX_RANK or min(spec.shape, default=0) < 0 or stretch >= 2**63:
         raise SchemaError(
             "shape is out of bounds",
             kind="shape-overflow",
@@ -171,9 +174,13 @@ def _check_spec(spec: TensorSpec) -> None:
         )
 
 
-def _stretch(shape: tuple[int, ...]) -> int:
-    # Zero extents count as one: strides over the other dimensions must stay in 63 bits as well.
-    return math.prod(max(1, extent) for extent in shape)
+def _check_encoded(name: Any) -> None:
+    try:
+        encoded = name.encode()
+    except (UnicodeEncodeError, AttributeError):
+        encoded = None
+    if encoded is None or len(encoded) > MAX_NAME_BYTES:
+        raise SchemaError("invalid tensor name", kind="name-invalid", where=repr(name)[:200])
 
 
 def _place(tensor: Any) -> tuple[object, ...]:

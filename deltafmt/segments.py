@@ -105,7 +105,20 @@ def make_segments(
 
     The layout must have been validated against the same schema and targets.
     """
-    placed = _Placed.of(schema, layout, tuple(targets), tiling.box_start.shape[1])
+    placed = Placed.of(schema, layout, tuple(targets), tiling.box_start.shape[1])
+    cast = np.array([BF16_TO_FP32 if name in layout.casts else NO_CAST for name in targets], np.uint8)
+    return segments_of(schema, tiling, placed, target_names=tuple(targets), cast=cast)
+
+
+def segments_of(
+    schema: Schema,
+    tiling: Tiling,
+    placed: Placed,
+    *,
+    target_names: tuple[str, ...],
+    cast: npt.NDArray[np.uint8],
+) -> SegmentTable:
+    """`make_segments` of placements given as arrays."""
     box, row = _pairs(tiling.box_tensor, placed.tensor, len(schema))
     start = np.maximum(tiling.box_start[box], placed.start[row])
     stop = np.minimum(tiling.box_stop[box], placed.stop[row])
@@ -137,8 +150,8 @@ def make_segments(
         target_base=placed.offset[row] + ((start - placed.start[row]) * target_stride).sum(axis=1),
         source_base=(box_start * source_stride).sum(axis=1),
         counted=counted,
-        target_names=tuple(targets),
-        cast=np.array([BF16_TO_FP32 if name in layout.casts else NO_CAST for name in targets], np.uint8),
+        target_names=target_names,
+        cast=cast,
         full=domain_held == tiling.volume,
         touched=domain_held > 0,
         source_names=schema.names,
@@ -146,7 +159,7 @@ def make_segments(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Placed:
+class Placed:
     """Placements as arrays, sorted by source row; boxes and strides padded in front to one rank."""
 
     tensor: Ints
@@ -158,7 +171,29 @@ class _Placed:
     counted: npt.NDArray[np.bool_]
 
     @classmethod
-    def of(cls, schema: Schema, layout: Layout, targets: tuple[str, ...], rank: int) -> _Placed:
+    def whole(cls, schema: Schema, rows: Ints) -> Placed:
+        """Target k holds tensor `rows[k]` of the schema, whole and contiguous; a row of -1 means none.
+
+        The fast path beside `of` with `Layout.identity`.
+        """
+        shapes = padded_shapes(schema)
+        target = np.flatnonzero((rows >= 0) & (shapes[rows] > 0).all(axis=1))
+        target = target[np.argsort(rows[target], kind="stable")]
+        tensor = rows[target]
+        counted = np.ones(len(tensor), bool)
+        counted[1:] = tensor[1:] != tensor[:-1]
+        return cls(
+            tensor=tensor,
+            start=np.zeros((len(tensor), shapes.shape[1]), np.int64),
+            stop=shapes[tensor],
+            strides=row_major_strides(shapes[tensor]),
+            offset=np.zeros(len(tensor), np.int64),
+            target=target,
+            counted=counted,
+        )
+
+    @classmethod
+    def of(cls, schema: Schema, layout: Layout, targets: tuple[str, ...], rank: int) -> Placed:
         number = {name: k for k, name in enumerate(targets)}
         by_source: dict[int, list[Placement]] = defaultdict(list)
         for p in layout.placements:
@@ -280,9 +315,9 @@ def _collapse(
         merge = ~skip & ~replace & whole & affine
         push = ~skip & ~replace & ~merge
         head[push] -= 1
-        for name in out:
-            fresh = replace | push
-            out[name][rows[fresh], head[fresh]] = outer[name][fresh]
+        fresh = replace | push
+        for name, values in out.items():
+            values[rows[fresh], head[fresh]] = outer[name][fresh]
         size = inner["dims"][merge]
         for name in ("dims", "low", "high"):
             out[name][rows[merge], head[merge]] = outer[name][merge] * size

@@ -43,7 +43,9 @@ def named(named_tensors: NamedTensors) -> dict[str, torch.Tensor]:
     for name, tensor in pairs:
         if name in result:
             raise SchemaError("tensor name stands twice", kind="name-twice", where=repr(name))
-        result[name] = tensor.detach() if isinstance(tensor, torch.Tensor) else _shared(name, tensor)
+        if not isinstance(tensor, torch.Tensor):
+            tensor = _shared(name, tensor)
+        result[name] = tensor.detach() if tensor.requires_grad else tensor
     return result
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from deltafmt.dtypes import dtype_of
 from deltafmt.errors import FormatError
 from deltafmt.geometry import Box
 from deltafmt.schema import Schema
@@ -108,10 +109,15 @@ def padded_rank(schema: Schema) -> int:
 
 
 def padded_shapes(schema: Schema) -> Ints:
-    """Shapes of all tensors, padded in front by ones to one rank."""
-    rank = padded_rank(schema)
-    rows = [(1,) * (rank - len(spec.shape)) + spec.shape for spec in schema]
-    return np.array(rows, np.int64).reshape(len(schema), rank)
+    """Shapes of all tensors, padded in front by ones to one rank; computed once per schema, read-only."""
+    shapes: Ints | None = schema.__dict__.get("_padded_shapes")
+    if shapes is None:
+        rank = padded_rank(schema)
+        rows = [(1,) * (rank - len(spec.shape)) + spec.shape for spec in schema]
+        shapes = np.array(rows, np.int64).reshape(len(schema), rank)
+        shapes.flags.writeable = False
+        schema.__dict__["_padded_shapes"] = shapes
+    return shapes
 
 
 def row_major_strides(shapes: Ints) -> Ints:
@@ -264,7 +270,8 @@ def _check_boxes(tiling: Tiling, schema: Schema, where: object) -> None:
     _refuse(exact > _MAX_DOMAIN, "box is larger than a domain may be", "domain-too-large", where)
     sums = np.add.reduceat(exact, tiling.domain_box[:-1]) if len(tiling) else exact
     _refuse(sums > _MAX_DOMAIN, "domain is too large", "domain-too-large", where)
-    widths = np.array([spec.width for spec in schema], np.uint8)
+    width = {dtype: dtype_of(dtype).width for dtype in {spec.dtype for spec in schema}}
+    widths = np.array([width[spec.dtype] for spec in schema], np.uint8)
     differ = widths[tiling.box_tensor] != tiling.widths[tiling.domains_of_boxes()]
     _refuse(differ, "box of another element width than its domain's", "width-mismatch", where)
 
@@ -275,11 +282,10 @@ def _refuse(bad: npt.NDArray[np.bool_], message: str, kind: str, where: object) 
 
 
 def _check_cover(tiling: Tiling, schema: Schema, where: object) -> None:
-    numel = np.zeros(len(schema), np.int64)
-    for row in schema.owners:
-        numel[row] = schema.tensors[row].volume
-    covered = np.zeros(len(schema), np.float64)
-    np.add.at(covered, tiling.box_tensor, tiling.box_volume.astype(np.float64))
+    owner = np.zeros(len(schema), bool)
+    owner[list(schema.owners)] = True
+    numel = np.where(owner, padded_shapes(schema).prod(axis=1), 0)
+    covered = np.bincount(tiling.box_tensor, tiling.box_volume.astype(np.float64), minlength=len(schema))
     differ = covered != numel
     if differ.any():
         row = int(differ.argmax())

@@ -145,11 +145,21 @@ def digest_of_tiling(tiling: Tiling, schema: Schema) -> bytes:
     return content_digest(_tiling_record(tiling, schema), "tiling")
 
 
-def parse_tiling(data: Data, schema: Schema, *, where: object, digest: bytes | None = None) -> Tiling:
-    """The tiling of an object, checked to cover the schema exactly once."""
+def parse_tiling(
+    data: Data,
+    schema: Schema,
+    *,
+    where: object,
+    digest: bytes | None = None,
+    schema_digest: bytes | None = None,
+) -> Tiling:
+    """The tiling of an object, checked to cover the schema exactly once.
+
+    `schema_digest` is the schema's digest where the caller has it at hand.
+    """
     record = cast("TilingRecord", parse(data, "tiling", where=where))
     _check_digest(record, "tiling", digest, where)
-    if record.schema != digest_of_schema(schema):
+    if record.schema != (schema_digest or digest_of_schema(schema)):
         raise FormatError("tiling of another schema", kind="schema-mismatch", where=where)
     tensors = record.boxes.tensor.astype(np.int64)
     if (tensors >= len(schema)).any():

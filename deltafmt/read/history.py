@@ -107,7 +107,9 @@ class History:
         if digest not in self._tilings:
             key = keys.tiling_key(digest)
             data = self.store.read(key, limit=self._object_bytes)
-            self._tilings[digest] = parse_tiling(data, self.schema(schema), where=key, digest=digest)
+            self._tilings[digest] = parse_tiling(
+                data, self.schema(schema), where=key, digest=digest, schema_digest=schema
+            )
         return self._tilings[digest]
 
     def remember(self, stored: Stored) -> None:

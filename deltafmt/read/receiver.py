@@ -58,7 +58,7 @@ class Receiver:
             if newest is None
             else self._history.first_way(newest).manifest.schema
         )
-        self._replica.views.layout(schema)
+        self._replica.views.check(schema)
 
     @property
     def version(self) -> int | None:

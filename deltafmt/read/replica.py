@@ -63,7 +63,7 @@ class Replica:
         nothing is fetched but metadata.
         """
         final = path[-1].manifest.schema
-        self.views.layout(final)
+        self.views.check(final)
         result = []
         for before, stored in zip((held, *path), path, strict=False):
             if before is not None and stored.manifest.base is not None:
@@ -82,6 +82,7 @@ class Replica:
 
         With `undo`, a failure restores every bit before it is raised.
         """
+        self.views.targets.check_in_place()
         with _restoring(undo):
             for run in _runs(staged):
                 self._apply_run(run, undo)
@@ -92,6 +93,7 @@ class Replica:
         With `undo`, a failure restores every bit before it is raised; without one the tensors then hold no
         version.
         """
+        self.views.targets.check_in_place()
         with _restoring(undo):
             for batch in _batches(links):
                 if len(batch) == 1:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ import torch
 from deltafmt.errors import LayoutError, UnsupportedError
 from deltafmt.layout import Layout, Placement, TargetInfo, contiguous_strides
 from deltafmt.schema import Schema
-from deltafmt.tensors import NamedTensors, dtype_name, named
+from deltafmt.tensors import NamedTensors, dtype_name, named, torch_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +38,69 @@ class Targets:
 
     def __init__(self, named_tensors: NamedTensors) -> None:
         self.tensors = _writable(named_tensors)
-        self.infos = {
+        self.contiguous = all(tensor.is_contiguous() for tensor in self.tensors.values())
+        start = self._first_bytes = self._current()
+        self._groups = self._meeting(start)
+        self.names: tuple[str, ...] = tuple(self.tensors)
+        """Memory by memory, the first of the names that show it."""
+        self.addresses: npt.NDArray[np.int64] = start
+        """Of each memory's lowest element."""
+        if self._groups:
+            row = {name: k for k, name in enumerate(self.tensors)}
+            self.names = tuple(names[0] for names in self._groups)
+            self.addresses = np.array(
+                [start[[row[n] for n in names]].min() for names in self._groups], np.int64
+            )
+
+    def check_in_place(self) -> None:
+        """Raise `LayoutError` if a tensor's memory was exchanged: what is there now is not what was given."""
+        moved = self._current() != self._first_bytes
+        if moved.any():
+            raise LayoutError(
+                "a local tensor has moved in memory; open a new receiver",
+                kind="target-moved",
+                where=repr(list(self.tensors)[int(moved.argmax())]),
+            )
+
+    def _current(self) -> npt.NDArray[np.int64]:
+        return np.array([tensor.data_ptr() for tensor in self.tensors.values()], np.int64)
+
+    @cached_property
+    def infos(self) -> dict[str, TargetInfo]:
+        """What a layout is validated against."""
+        return {
             name: TargetInfo(dtype_name(tensor), tuple(tensor.shape), tensor.stride())
             for name, tensor in self.tensors.items()
         }
-        self.memories = tuple(self._memories())
-        """Memory by memory; the first member's name stands for all."""
-        self._home = {name: memory for memory in self.memories for name in memory.members}
-        self.addresses: npt.NDArray[np.int64] = np.array([memory.first for memory in self.memories], np.int64)
+
+    @cached_property
+    def memories(self) -> tuple[Memory, ...]:
+        """Memory by memory, as in `names`."""
+        return tuple(self._memory(names) for names in self._groups or [[name] for name in self.tensors])
+
+    @cached_property
+    def _home(self) -> dict[str, Memory]:
+        return {name: memory for memory in self.memories for name in memory.members}
+
+    def fit(self, schema: Schema) -> bool:
+        """Whether each target is, in full and by itself, a stored tensor of its name: nothing then is left
+        to be checked.
+        """
+        if self._groups or not self.contiguous:
+            return False
+        dtypes = {name: torch_dtype(name) for name in {spec.dtype for spec in schema}}
+        for name, tensor in self.tensors.items():
+            if name not in schema:
+                return False
+            spec = schema[name]
+            if tensor.shape != spec.shape or tensor.dtype is not dtypes[spec.dtype]:
+                return False
+        return True
 
     @property
     def memory_infos(self) -> dict[str, TargetInfo]:
         """The memories as targets of a layout that `resolve` has returned."""
-        return {next(iter(memory.members)): memory.info for memory in self.memories}
+        return dict(zip(self.names, (memory.info for memory in self.memories), strict=True))
 
     def resolve(self, layout: Layout | None, schema: Schema) -> Layout:
         """The layout (None: each target is filled by the stored tensor of its name), validated, in terms of
@@ -105,30 +156,27 @@ class Targets:
                     found=info.shape,
                 )
 
-    def _memories(self) -> Iterator[Memory]:
-        """Group targets whose address ranges meet."""
-        spans = []
-        for name, tensor in self.tensors.items():
-            size = tensor.element_size()
-            if any(stride < 0 for stride in tensor.stride()):
-                raise LayoutError(
-                    "negative strides are not supported", kind="target-strides", where=repr(name)
-                )
-            spans.append((tensor.data_ptr(), tensor.data_ptr() + self.infos[name].span * size, name))
-        group: list[str] = []
-        end = 0
+    def _meeting(self, start: npt.NDArray[np.int64]) -> list[list[str]]:
+        """All names, those whose address ranges meet together; empty where none do."""
+        names = list(self.tensors)
+        if self.contiguous:
+            sizes = [tensor.nbytes for tensor in self.tensors.values()]
+        else:
+            sizes = [_span_bytes(name, tensor) for name, tensor in self.tensors.items()]
+        stop = start + np.array(sizes, np.int64)
         # Empty tensors have no address worth the name: each is a memory of its own.
-        empty = [name for start, stop, name in spans if start == stop]
-        for start, stop, name in sorted(span for span in spans if span[0] < span[1]):
-            if group and start >= end:
-                yield self._memory(group)
-                group = []
-            group.append(name)
-            end = max(end, stop)
-        if group:
-            yield self._memory(group)
-        for name in empty:
-            yield self._memory([name])
+        full = np.flatnonzero(start < stop)
+        order = full[np.argsort(start[full], kind="stable")]
+        meets = start[order][1:] < np.maximum.accumulate(stop[order])[:-1]
+        if not meets.any():
+            return []
+        groups = [[names[row]] for row in np.flatnonzero(start >= stop).tolist()]
+        for row, joined in zip(order.tolist(), [False, *meets.tolist()], strict=True):
+            if joined:
+                groups[-1].append(names[row])
+            else:
+                groups.append([names[row]])
+        return groups
 
     def _memory(self, names: list[str]) -> Memory:
         if len(names) == 1:
@@ -150,21 +198,28 @@ class Targets:
 
 
 def _writable(named_tensors: NamedTensors) -> dict[str, torch.Tensor]:
-    pairs = dict(named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors)
-    for name, tensor in pairs.items():
+    pairs = list(named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors)
+    for name, tensor in pairs:
         if isinstance(tensor, np.ndarray) and not tensor.flags.writeable:
             raise LayoutError("a read-only array cannot be a target", kind="target-strides", where=repr(name))
     tensors = named(pairs)
     for name, tensor in tensors.items():
-        if tensor.device.type != "cpu":
+        if not tensor.is_cpu:
             raise UnsupportedError(
                 "tensors on this device cannot be written to",
                 kind="device-unsupported",
                 where=f"{name!r} on {tensor.device}",
             )
-        if tensor.is_conj() or tensor.is_neg():
+        if tensor.is_complex() and (tensor.is_conj() or tensor.is_neg()):
             raise LayoutError("a lazy view cannot be a target", kind="target-strides", where=repr(name))
     return tensors
+
+
+def _span_bytes(name: str, tensor: torch.Tensor) -> int:
+    """Bytes from a tensor's first element to the end of its last one in memory."""
+    if not tensor.is_contiguous() and min(tensor.stride()) < 0:
+        raise LayoutError("negative strides are not supported", kind="target-strides", where=repr(name))
+    return TargetInfo("", tuple(tensor.shape), tensor.stride()).span * tensor.element_size()
 
 
 def _check_shared(memory: Memory, placements: list[Placement], schema: Schema) -> None:

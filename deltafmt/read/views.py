@@ -14,7 +14,7 @@ from deltafmt.read.decode import DomainShape
 from deltafmt.read.history import History
 from deltafmt.read.targets import Targets
 from deltafmt.schema import Schema, TensorSpec
-from deltafmt.segments import SegmentTable, make_segments
+from deltafmt.segments import Placed, SegmentTable, make_segments, segments_of
 from deltafmt.tiling import Tiling
 
 
@@ -57,13 +57,13 @@ class Views:
         self.targets = targets
         self._given = layout
         self._layouts: dict[bytes, Layout] = {}
+        self._fit: dict[bytes, bool] = {}
         self._views: dict[tuple[bytes, bytes], View] = {}
 
-    def layout(self, schema: bytes) -> Layout:
-        """The validated layout under a schema; `LayoutError` if the targets do not fit it."""
-        if schema not in self._layouts:
-            self._layouts[schema] = self.targets.resolve(self._given, self.history.schema(schema))
-        return self._layouts[schema]
+    def check(self, schema: bytes) -> None:
+        """Raise `LayoutError` unless the targets fit a schema."""
+        if not self._fits(schema):
+            self._layout(schema)
 
     def view(self, manifest: Manifest, final: bytes) -> View:
         """The manifest's tiling from targets that in the end hold a version of schema `final`.
@@ -73,17 +73,36 @@ class Views:
         """
         key = (manifest.tiling, final)
         if key not in self._views:
-            layout = self.layout(final)
             schema = self.history.schema(manifest.schema)
-            if manifest.schema != final:
-                later = self.history.schema(final)
-                layout = Layout(
-                    (p for p in layout.placements if goes_on(schema, later[p.source])), casts=layout.casts
-                )
             tiling = self.history.tiling(manifest.tiling, manifest.schema)
-            table = make_segments(schema, tiling, layout, self.targets.memory_infos)
+            table = self._table(schema, tiling, self.history.schema(final), final)
             self._views[key] = View(schema=schema, tiling=tiling, table=table, targets=self.targets)
         return self._views[key]
+
+    def _table(self, schema: Schema, tiling: Tiling, later: Schema, final: bytes) -> SegmentTable:
+        if self._fits(final):
+            owners = [later.resolve(name) for name in self.targets.names]
+            rows = [
+                schema.index(spec.name) if schema is later or goes_on(schema, spec) else -1 for spec in owners
+            ]
+            placed = Placed.whole(schema, np.array(rows, np.int64))
+            cast = np.zeros(len(rows), np.uint8)
+            return segments_of(schema, tiling, placed, target_names=self.targets.names, cast=cast)
+        layout = self._layout(final)
+        if schema is not later:
+            kept = (p for p in layout.placements if goes_on(schema, later[p.source]))
+            layout = Layout(kept, casts=layout.casts)
+        return make_segments(schema, tiling, layout, self.targets.memory_infos)
+
+    def _fits(self, schema: bytes) -> bool:
+        if schema not in self._fit:
+            self._fit[schema] = self._given is None and self.targets.fit(self.history.schema(schema))
+        return self._fit[schema]
+
+    def _layout(self, schema: bytes) -> Layout:
+        if schema not in self._layouts:
+            self._layouts[schema] = self.targets.resolve(self._given, self.history.schema(schema))
+        return self._layouts[schema]
 
     def forget(self, final: bytes) -> None:
         """Drop the views that led to other schemas than the one now held."""
@@ -101,7 +120,7 @@ class Views:
         first, *between = (self.history.schema(digest) for digest in path[:-1])
         final = self.history.schema(path[-1])
         names = final.names if self._given is None else [p.source for p in self._given.placements]
-        local = self.targets.infos.keys() if self._given is None else set(names)
+        local = self.targets.tensors.keys() if self._given is None else set(names)
         for name in names:
             owner = final.resolve(name)
             if name not in local or not all(goes_on(schema, owner) for schema in (first, *between)):
