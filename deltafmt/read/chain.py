@@ -37,8 +37,8 @@ def cheapest_chain(
         if version == held:
             if not path or held_digest is None or path[0].manifest.base_digest == held_digest:
                 return list(path)
+            # What is held is another version of that number; the one that is there may lead on.
             dead_ends.differ(path[0], held_digest)
-            continue
         if version in done:
             continue
         try:

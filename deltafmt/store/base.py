@@ -15,6 +15,8 @@ GAP_BYTES = 64 << 10
 """Ranges of one object that lie at most this far apart are fetched as one."""
 FETCH_BYTES = 8 << 20
 """Neighbouring ranges are joined up to this size; one longer range is still fetched whole."""
+_WASTE = 16
+"""Joined reads ask for at most one byte in so many that nobody wants."""
 AHEAD_BYTES = 32 << 20
 """Bytes that may be fetched ahead of the consumer."""
 
@@ -64,20 +66,25 @@ def coalesce(
 ) -> list[Fetch]:
     """Join neighbouring requests of one object that follow one another in order.
 
-    Requests come out in their order; only ones that stand next to each other in the list are joined.
+    Requests come out in their order; only ones that stand next to each other in the list are joined. Bytes
+    that nobody asked for are at most a sixteenth of a joined read, so that a rank's share stays its share.
     """
     fetches: list[Fetch] = []
+    asked = 0
     for number, request in enumerate(requests):
         if fetches:
             last = fetches[-1]
             joined = last.range.key == request.key and last.range.start <= request.start
             near = request.start - last.range.stop <= gap_bytes
-            small = request.stop - last.range.start <= fetch_bytes
-            if joined and near and small:
-                stop = max(last.range.stop, request.stop)
-                fetches[-1] = Fetch(Range(request.key, last.range.start, stop), (*last.requests, number))
+            size = max(last.range.stop, request.stop) - last.range.start
+            wasted = size - asked - request.nbytes
+            if joined and near and size <= fetch_bytes and _WASTE * wasted <= size:
+                whole = Range(request.key, last.range.start, last.range.start + size)
+                fetches[-1] = Fetch(whole, (*last.requests, number))
+                asked += request.nbytes
                 continue
         fetches.append(Fetch(request, (number,)))
+        asked = request.nbytes
     return fetches
 
 
