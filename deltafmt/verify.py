@@ -131,7 +131,7 @@ def _check_links(survey: _Survey) -> None:
     """Base and target digests against the manifests that they name."""
     for key, way in survey.ways.items():
         manifest = way.manifest
-        links = [(manifest.base, manifest.base_digest, "base-digest")]
+        links = [(manifest.base, manifest.base_digest, "base-differs")]
         if manifest.is_way:
             links.append((manifest.version, manifest.target_digest, "target-digest"))
         for number, digest, kind in links:

@@ -30,7 +30,9 @@ OBJECT, SHARD, END = (b"\x89DF" + letter + b"\r\n\x1a\n" for letter in (b"M", b"
 SET, STEP, DENSE = 1, 2, 3
 OPERATIONS = {SET: "set", STEP: "step", DENSE: "dense"}
 GAP, LOW, BLOCK, CODE, MAGNITUDE, ESCAPE, PLANE = 0, 1, 2, 3, 4, 5, 16
-COLUMNS = {0: "gap", 1: "low", 2: "block", 3: "code", 4: "magnitude", 5: "escape"} | {16 + j: f"b{j}" for j in range(8)}
+COLUMNS = {0: "gap", 1: "low", 2: "block", 3: "code", 4: "magnitude", 5: "escape"} | {
+    16 + j: f"b{j}" for j in range(8)
+}
 MAX_OBJECT, MAX_TABLES, MAX_ITEMS = 64 << 20, 512 << 20, 65536
 MAX_DOMAIN = 2**31 - 1
 M64 = 2**64 - 1
@@ -175,7 +177,9 @@ def unseal(data: bytes, kind: str | None, where: str) -> dict[str, Any]:
     body = unpack(data[24:], where)
     require(isinstance(body, dict), "field-type", where)
     required = body.get("required")
-    require(isinstance(required, list) and all(isinstance(name, str) for name in required), "field-type", where)
+    require(
+        isinstance(required, list) and all(isinstance(name, str) for name in required), "field-type", where
+    )
     require(not required, "feature-unknown", where)
     require(isinstance(body.get("kind"), str) and kind in (None, body["kind"]), "kind-wrong", where)
     return body
@@ -365,7 +369,9 @@ def schema_of(data: bytes, where: str, digest: bytes | None = None) -> list[dict
         require(name != "__metadata__", "name-reserved", where)
         require(math.prod(max(1, n) for n in shape) * DTYPES[dtype][1] < 2**63, "shape-overflow", where)
         owner = table["alias"][row] - 1 if table["alias"][row] else row
-        tensors.append({"name": name, "dtype": dtype, "width": DTYPES[dtype][1], "shape": shape, "owner": owner})
+        tensors.append(
+            {"name": name, "dtype": dtype, "width": DTYPES[dtype][1], "shape": shape, "owner": owner}
+        )
     require(len({tensor["name"] for tensor in tensors}) == len(tensors), "name-twice", where)
     for row, tensor in enumerate(tensors):
         owner = tensors[tensor["owner"]]
@@ -387,7 +393,9 @@ def tiling_of(
     require(record["schema"] == schema, "schema-mismatch", where)
     rows = record["boxes"]["tensor"].tolist()
     require(all(row < len(tensors) for row in rows), "box-tensor", where)
-    require(all(width in (1, 2, 4, 8) for width in record["domains"]["width"].tolist()), "width-mismatch", where)
+    require(
+        all(width in (1, 2, 4, 8) for width in record["domains"]["width"].tolist()), "width-mismatch", where
+    )
     counts = record["domains"]["boxes"].tolist()
     require(sum(counts) == len(rows), "column-length", where)
     ranks = [len(tensors[row]["shape"]) for row in rows]
@@ -410,7 +418,11 @@ def tiling_of(
         require(volume <= MAX_DOMAIN, "domain-too-large", where)
         domains.append({"width": width, "boxes": own, "volume": volume})
     for domain in domains:
-        require(all(tensors[box[0]]["width"] == domain["width"] for box in domain["boxes"]), "width-mismatch", where)
+        require(
+            all(tensors[box[0]]["width"] == domain["width"] for box in domain["boxes"]),
+            "width-mismatch",
+            where,
+        )
     check_cover(tensors, boxes, where)
     return domains
 
@@ -446,7 +458,9 @@ def flat_index(shape: list[int], box: Any) -> Any:
 # --- manifests ------------------------------------------------------------------------------------------
 
 
-def check_manifest(m: dict[str, Any], tensors: list[dict[str, Any]], domains: list[Domain], where: str) -> None:
+def check_manifest(
+    m: dict[str, Any], tensors: list[dict[str, Any]], domains: list[Domain], where: str
+) -> None:
     require(m["version"] < 10**18 and 1 <= m["writers"] <= 100_000, "index-range", where)
     require((m["base"] is None) == (m["base_digest"] is None), "base-digest", where)
     require(m["base"] is None or m["base"] < m["version"], "base-order", where)
@@ -480,6 +494,8 @@ def check_manifest(m: dict[str, Any], tensors: list[dict[str, Any]], domains: li
         require(not m["domains"]["base_known"].any(), "digest-rows", where)
         require(len(listed) == len(domains), "digest-rows", where)
         require(len(chunks) == (len(domains) if m["data"] else 0), "anchor-incomplete", where)
+    else:
+        require(m["data"], "anchor-incomplete", where)
     total = sum(domain["volume"] for domain in domains)
     require(m["listed"] == sum(chunk["listed"] for chunk in chunks), "statistics", where)
     require((m["changed"] or 0) <= total, "statistics", where)
@@ -509,7 +525,9 @@ def check_chunks(chunks: list[dict[str, int]], domains: list[Domain], where: str
 
 
 def check_columns(m: dict[str, Any], where: str) -> None:
-    require(int(m["chunks"]["columns"].sum(dtype=np.int64)) == len(m["columns"]["column"]), "column-count", where)
+    require(
+        int(m["chunks"]["columns"].sum(dtype=np.int64)) == len(m["columns"]["column"]), "column-count", where
+    )
     require(m["chunks"]["columns"].all(), "column-count", where)
     for row in rows_of(m["columns"]):
         require(row["codec"] in (0, 1), "codec-unknown", where)
@@ -558,16 +576,21 @@ def decode(
     if chunk["operation"] == DENSE:
         return np.arange(n), from_planes(raw, width)
     counts = np.frombuffer(raw[BLOCK], np.uint8).reshape(4, 4, -1).astype(np.int64)
-    entries, elements, magnitudes, escapes = (sum(field[p] << 8 * p for p in range(4)).tolist() for field in counts)
+    entries, elements, magnitudes, escapes = (
+        sum(field[p] << 8 * p for p in range(4)).tolist() for field in counts
+    )
     require(sum(entries) == len(raw[GAP]) and sum(elements) == n, "block-counts", where)
     positions = decode_positions(raw[GAP], raw.get(LOW, b""), chunk["shift"], spans, entries, elements, where)
     if chunk["operation"] == SET:
+        require(not any(magnitudes) and not any(escapes), "block-counts", where)
         return positions, from_planes(raw, width)
     steps = decode_steps(raw, elements, magnitudes, escapes, n, width, where)
     return positions, np.array(steps, f"<u{width}")
 
 
-def check_lengths(chunk: dict[str, int], columns: list[dict[str, int]], domain: Domain, blocks: int, where: str) -> None:
+def check_lengths(
+    chunk: dict[str, int], columns: list[dict[str, int]], domain: Domain, blocks: int, where: str
+) -> None:
     ids = [row["column"] for row in columns]
     require(ids == sorted(set(ids)), "column-order", where)
     n, width, shift = chunk["listed"], chunk["width"], chunk["shift"]
@@ -592,7 +615,13 @@ def from_planes(raw: dict[int, bytes], width: int) -> Any:
 
 
 def decode_positions(
-    gap: bytes, low: bytes, shift: int, spans: list[tuple[int, int]], entries: list[int], elements: list[int], where: str
+    gap: bytes,
+    low: bytes,
+    shift: int,
+    spans: list[tuple[int, int]],
+    entries: list[int],
+    elements: list[int],
+    where: str,
 ) -> Any:
     bits = int.from_bytes(low, "little")
     positions: list[int] = []
@@ -615,7 +644,13 @@ def decode_positions(
 
 
 def decode_steps(
-    raw: dict[int, bytes], elements: list[int], magnitudes: list[int], escapes: list[int], n: int, width: int, where: str
+    raw: dict[int, bytes],
+    elements: list[int],
+    magnitudes: list[int],
+    escapes: list[int],
+    n: int,
+    width: int,
+    where: str,
 ) -> list[int]:
     code, magnitude, escape = raw[CODE], raw.get(MAGNITUDE, b""), raw.get(ESCAPE, b"")
     require(len(escape) % width == 0, "block-counts", where)
@@ -732,7 +767,7 @@ class Root:
             if usable and name in (None, way_name(m["base"]), str(m["base"])):
                 if m["base"] is not None:
                     base = self.read(f"versions/{m['base']:020d}.dfm")
-                    require(blake2b(base) == m["base_digest"], "base-digest", f"version {version}")
+                    require(blake2b(base) == m["base_digest"], "base-differs", f"version {version}")
                 return m
         raise Bad("chain-broken", f"version {version}")
 
@@ -751,7 +786,9 @@ class Root:
         self.check_digests(state, m, tensors, domains, bases)
         return state
 
-    def write_chunks(self, state: dict[str, Any], m: dict[str, Any], tensors: list[Any], domains: list[Domain]) -> None:
+    def write_chunks(
+        self, state: dict[str, Any], m: dict[str, Any], tensors: list[Any], domains: list[Domain]
+    ) -> None:
         where = f"version {m['version']}"
         taken: dict[int, set[int]] = {}
         for chunk, columns in zip(rows_of(m["chunks"]), columns_by_chunk(m), strict=True):
@@ -777,7 +814,12 @@ class Root:
                 at += volume
 
     def check_digests(
-        self, state: dict[str, Any], m: dict[str, Any], tensors: list[Any], domains: list[Domain], bases: dict[int, Any]
+        self,
+        state: dict[str, Any],
+        m: dict[str, Any],
+        tensors: list[Any],
+        domains: list[Domain],
+        bases: dict[int, Any],
     ) -> None:
         where = f"version {m['version']}"
         for row in rows_of(m["domains"]):
@@ -789,7 +831,9 @@ class Root:
             owner = tensors[tensor["owner"]]
             flat = state[owner["name"]]
             found = TensorDigest(owner["name"], owner["width"]).of(np.arange(len(flat)), flat)
-            require(found == (row["digest0"], row["digest1"]), "content-mismatch", f"{where}, {tensor['name']}")
+            require(
+                found == (row["digest0"], row["digest1"]), "content-mismatch", f"{where}, {tensor['name']}"
+            )
 
 
 def domain_digest(tensors: list[Any], domain: Domain, state: dict[str, Any]) -> tuple[int, int]:
@@ -823,10 +867,16 @@ def plain(value: Any) -> Any:
 def dump(path: Path) -> dict[str, Any]:
     data, where = path.read_bytes(), path.name
     if data[:8] == SHARD:
-        require(len(data) >= 24 and data[-8:] == END, "magic-wrong" if len(data) >= 24 else "truncated", where)
+        require(
+            len(data) >= 24 and data[-8:] == END, "magic-wrong" if len(data) >= 24 else "truncated", where
+        )
         offset = int.from_bytes(data[-16:-8], "little")
         require(8 <= offset <= len(data) - 16, "footer-offset", where)
-        return {"kind": "shard", "footer_offset": offset, "footer": plain(parse(data[offset:-16], "footer", where))}
+        return {
+            "kind": "shard",
+            "footer_offset": offset,
+            "footer": plain(parse(data[offset:-16], "footer", where)),
+        }
     body = unseal(data, None, where)
     kind = body["kind"]
     require(kind in OBJECTS, "kind-wrong", where)
@@ -844,7 +894,11 @@ def safetensors_bytes(tensors: list[dict[str, Any]], state: dict[str, Any]) -> b
     for tensor in tensors:
         data = state[tensors[tensor["owner"]]["name"]].tobytes()
         place = [len(blob), len(blob) + len(data)]
-        header[tensor["name"]] = {"dtype": DTYPES[tensor["dtype"]][0], "shape": tensor["shape"], "data_offsets": place}
+        header[tensor["name"]] = {
+            "dtype": DTYPES[tensor["dtype"]][0],
+            "shape": tensor["shape"],
+            "data_offsets": place,
+        }
         blob += data
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -869,8 +923,12 @@ def rebuild(root: Root, version: int, way: str | None, out: Path | None) -> dict
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("path", type=Path, metavar="OBJECT|ROOT", help="a .dfm or .dfs file, or a lineage's folder")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "path", type=Path, metavar="OBJECT|ROOT", help="a .dfm or .dfs file, or a lineage's folder"
+    )
     parser.add_argument("--version", type=int, help="rebuild this version of the lineage in ROOT")
     parser.add_argument("--way", help="by this way only: a base's number, or 'anchor'")
     parser.add_argument("--out", type=Path, help="write the tensors to this safetensors file")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Hold the tables of spec/ equal to the code's records, constants and reason codes.
 
-    spec_in_step.py            exit code 1 and the names of pages that differ
-    spec_in_step.py --write    bring the pages' tables up to date
+spec_in_step.py            exit code 1 and the names of pages that differ
+spec_in_step.py --write    bring the pages' tables up to date
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
 
 
 def fields(name: str) -> str:
-    rows = [(f"`{field}`", wire.removeprefix("<"), doc) for field, wire, doc in described((RECORDS | TABLES)[name])]
+    rows = [
+        (f"`{field}`", wire.removeprefix("<"), doc)
+        for field, wire, doc in described((RECORDS | TABLES)[name])
+    ]
     return table(("column" if name in TABLES else "field", "type", "meaning"), rows)
 
 
@@ -83,7 +86,9 @@ def brought_up_to_date(page: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", action="store_true", help="write the tables instead of comparing them")
     options = parser.parse_args()
     behind = 0

@@ -48,6 +48,8 @@ def check_manifest(manifest: Manifest, schema: Schema, tiling: Tiling, *, where:
         )
     if manifest.base is None:
         _check_anchor(manifest, len(tiling), where)
+    elif not manifest.data:
+        raise FormatError("delta without data", kind="anchor-incomplete", where=where)
     total = int(tiling.volume.sum())
     listed = int(manifest.chunks.listed.sum(dtype=np.int64))
     if manifest.listed != listed or not 0 <= (manifest.changed or 0) <= total:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from deltafmt.errors import FormatError
 from deltafmt.format.chunk import ChunkHead, ColumnHead, unpack_chunk
 from deltafmt.format.constants import BLOCK, CODE, DENSE, ESCAPE, GAP, LOW, MAGNITUDE, PLANE, SET
 from deltafmt.kernels.positions import (
@@ -74,6 +75,8 @@ def decode_chunk(
         where=where,
     )
     if head.operation == SET:
+        if magnitudes.any() or escapes.any():
+            raise FormatError("a set chunk counts magnitudes", kind="block-counts", where=where)
         values = from_planes([raw[PLANE + j] for j in range(shape.width)], shape.dtype)
     else:
         coded = CodedSteps(

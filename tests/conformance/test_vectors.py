@@ -1,0 +1,111 @@
+"""The library and the second reader over all vectors: the same tensors, the same reason codes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import deltafmt
+from deltafmt.errors import DeltafmtError
+from deltafmt.format.checksum import blake2b
+from deltafmt.format.constants import SHARD_MAGIC
+from deltafmt.format.objects import parse_lineage, parse_manifest, parse_schema
+from deltafmt.format.shard import read_footer
+from deltafmt.tensors import numpy_bits
+
+ROOT = Path(__file__).resolve().parents[2]
+VECTORS = ROOT / "spec" / "vectors"
+INDEX: dict[str, list[dict[str, Any]]] = json.loads((VECTORS / "index.json").read_text())
+
+
+def load_refdump() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("refdump", ROOT / "tools" / "refdump.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["refdump"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+refdump = load_refdump()
+
+
+def library_object(path: Path) -> None:
+    data, where = path.read_bytes(), path.name
+    key = path.relative_to(VECTORS)
+    if path.suffix == ".dfs":
+        assert data[:8] == SHARD_MAGIC or len(data) < 8
+        read_footer(memoryview(data), where=where)
+    elif key.parts[2] == "schemas":
+        parse_schema(data, where=where)
+    elif key.parts[2] == "versions":
+        parse_manifest(data, way=False, where=where)
+    else:
+        parse_lineage(data, where=where)
+
+
+def names(vectors: list[dict[str, Any]]) -> list[str]:
+    return [f"{v['name']}-{v.get('version', '')}" for v in vectors]
+
+
+@pytest.mark.parametrize("vector", INDEX["good"], ids=names(INDEX["good"]))
+def test_good(vector: dict[str, Any]) -> None:
+    root = VECTORS / vector["root"]
+    tensors = deltafmt.open(str(root)).read(vector["version"])
+    found = {name: blake2b(numpy_bits(tensor).tobytes()).hex() for name, tensor in tensors.items()}
+    assert found == vector["tensors"]
+    rebuilt = refdump.rebuild(refdump.Root(root), vector["version"], None, None)
+    assert {t["name"]: t["blake2b"] for t in rebuilt["tensors"]} == vector["tensors"]
+
+
+def test_every_way_of_a_version_gives_the_same() -> None:
+    root = refdump.Root(VECTORS / "good" / "further-ways")
+    wanted = root.tensors(3)
+    for way in ("anchor", "1", "2"):
+        found = root.tensors(3, way)
+        assert all((found[name] == wanted[name]).all() for name in wanted)
+
+
+@pytest.mark.parametrize("vector", INDEX["bad"], ids=names(INDEX["bad"]))
+def test_bad(vector: dict[str, Any]) -> None:
+    root = VECTORS / vector["root"]
+    with pytest.raises(DeltafmtError) as caught:
+        if "object" in vector:
+            library_object(root / vector["object"])
+        else:
+            deltafmt.open(str(root)).read(vector["version"])
+    assert caught.value.kind == vector["error"]
+    with pytest.raises(refdump.Bad) as bad:
+        if "object" in vector:
+            refdump.dump(root / vector["object"])
+        else:
+            refdump.Root(root).tensors(vector["version"])
+    assert bad.value.code == vector["error"]
+
+
+def test_the_vectors_reach_every_reason_of_the_format() -> None:
+    covered = {vector["error"] for vector in INDEX["bad"]}
+    assert covered >= format_reasons()
+
+
+def format_reasons() -> set[str]:
+    """Codes that an object or lineage can be refused with, by what the readers' sources raise."""
+    text = (ROOT / "tools" / "refdump.py").read_text()
+    codes = set(re.findall(r'"([a-z0-9]+(?:-[a-z0-9]+)+)"', text)) & deltafmt.errors.REASONS.keys()
+    # The first two are too large to keep as files, the others tell that something is absent.
+    elsewhere = {
+        "object-too-large",
+        "domain-too-large",
+        "lineage-missing",
+        "version-missing",
+        "object-missing",
+    }
+    return codes - elsewhere
