@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from deltafmt.kernels.digest import BLOCK_WORDS, Digest, U64, add_element, block_multiplier, multipliers
+from deltafmt.kernels.digest import BLOCK_WORDS, U64, Digest, add_element, block_multiplier, multipliers
 from deltafmt.kernels.intrinsics import load, store
 from deltafmt.kernels.positions import Positions
 from deltafmt.kernels.steps import from_key, to_key
@@ -63,6 +63,15 @@ class DomainView:
         view = object.__new__(DomainView)
         view.width = self.width
         view.arguments = (*self.arguments[:10], self.arguments[10] & chosen, *self.arguments[11:])
+        return view
+
+    def restricted(self, chosen: npt.NDArray[np.bool_]) -> DomainView:
+        """The view without the segments that are not chosen."""
+        view = object.__new__(DomainView)
+        view.width = self.width
+        before = np.concatenate(([0], np.cumsum(chosen)))
+        box_position, box_volume, box_segment, *columns = self.arguments
+        view.arguments = (box_position, box_volume, before[box_segment], *(c[chosen] for c in columns))
         return view
 
 

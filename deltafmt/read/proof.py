@@ -120,7 +120,15 @@ def _scan(
     def scan(domain: int) -> tuple[int, list[tuple[int, Digest]]]:
         live = view.domain(domain)
         like = np.empty(0, f"<u{live.width}")
-        sources = table.source[list(table.segment_rows(domain))]
+        if not kernel.cast_exact(live, like):
+            raise ChecksumError(
+                "a live value is no image of the source dtype of its cast",
+                kind="content-mismatch",
+                where=view.name(domain),
+            )
+        rows = list(table.segment_rows(domain))
+        _check_copies(view, domain, live, table.counted[rows])
+        sources = table.source[rows]
         found = []
         for row in dict.fromkeys(sources.tolist()):
             digest = zero()
@@ -136,6 +144,23 @@ def _scan(
         if table.full[domain] and not all(whole[row] for row, _ in found):
             partial[domain] = np.sum([digest for _, digest in found], axis=0, dtype=np.uint64)
     return sums, partial
+
+
+def _check_copies(view: View, domain: int, live: kernel.DomainView, counted: npt.NDArray[np.bool_]) -> None:
+    """Second copies of an element are not digested; they must be equal to the one that is."""
+    copies = np.flatnonzero(~counted)
+    if not len(copies):
+        return
+    shape = view.shape(domain)
+    counts = np.zeros(shape.volume, shape.dtype)
+    kernel.gather_dense(live.restricted(counted), counts)
+    for row in copies.tolist():
+        bits = counts.copy()
+        kernel.gather_dense(live.restricted(np.arange(len(counted)) == row), bits)
+        if (bits != counts).any():
+            raise ChecksumError(
+                "two live copies of one element differ", kind="content-mismatch", where=view.name(domain)
+            )
 
 
 def _differs(manifest: Manifest, where: str) -> ChecksumError:

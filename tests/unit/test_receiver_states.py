@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-import deltafmt.read.replica as replica_module
 from deltafmt import (
     BaseMismatchError,
     ChecksumError,
@@ -18,6 +17,8 @@ from deltafmt import (
     StoreError,
 )
 from deltafmt.format import keys
+from deltafmt.read import apply as apply_module
+from deltafmt.read import replica as replica_module
 from deltafmt.read.options import ReadOptions
 from tests.reading import Course, Tensors, blank, copied, same, wrapped
 
@@ -153,7 +154,7 @@ def test_a_prepared_step_goes_stale(course: Course, live: Tensors) -> None:
 
 def failing(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """The domain written after so many others is written, and then fails."""
-    real: Callable[..., None] = replica_module.apply_domain
+    real: Callable[..., None] = apply_module.apply_domain
     calls = iter(range(1000))
 
     def apply_domain(*arguments: Any) -> None:
