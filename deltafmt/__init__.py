@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from deltafmt.geometry import Box
     from deltafmt.layout import Layout, Placement
+    from deltafmt.layout_builder import LayoutBuilder
     from deltafmt.lineage import Lineage, create, open  # noqa: A004 (the word everybody expects)
     from deltafmt.read.receiver import Receiver
     from deltafmt.schema import Schema, TensorSpec
@@ -53,6 +54,7 @@ _HOMES = {
     ),
     "geometry": ("Box",),
     "layout": ("Layout", "Placement"),
+    "layout_builder": ("LayoutBuilder",),
     "lineage": ("Lineage", "create", "open"),
     "read.receiver": ("Receiver",),
     "schema": ("Schema", "TensorSpec"),
@@ -72,6 +74,7 @@ __all__ = [
     "FormatError",
     "IncompleteError",
     "Layout",
+    "LayoutBuilder",
     "LayoutError",
     "Lineage",
     "NotFoundError",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from deltafmt.schema import Schema, TensorSpec
 CASTS = {("bfloat16", "float32")}
 """(source dtype, target dtype) pairs that lose nothing and that a layout may declare."""
 
-_BITMAP_ELEMENTS = 1 << 24
+_BITMAP_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,18 @@ class TargetInfo:
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Any) -> TargetInfo:
+        """Of a torch tensor or numpy array; a `TargetInfo` is returned as it is."""
+        if isinstance(tensor, TargetInfo):
+            return tensor
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if hasattr(tensor, "stride"):
+            strides = tuple(tensor.stride())
+        else:
+            strides = tuple(step // tensor.itemsize for step in tensor.strides)
+        return cls(dtype, tuple(int(n) for n in tensor.shape), strides)
 
     @property
     def span(self) -> int:
@@ -256,10 +269,12 @@ def _check_by_bitmap(
         first = sum(a * s for a, s in zip(p.source_box.start, strides, strict=True))
         identities.append(_addresses(p.source_box.shape, strides, first))
     owner = {spec.name: row for row, spec in enumerate(schema)}
+    ways: dict[tuple[object, ...], int] = {}
     for low in range(0, info.span, _BITMAP_ELEMENTS):
         size = min(_BITMAP_ELEMENTS, info.span - low)
         source = np.full(size, -1, np.int64)
         flat = np.full(size, -1, np.int64)
+        mapped = np.full(size, -1, np.int64)
         for p, addresses, identity in zip(placements, blocks, identities, strict=True):
             here = (addresses >= low) & (addresses < low + size)
             at, row = addresses[here] - low, owner[schema.resolve(p.source).name]
@@ -269,7 +284,11 @@ def _check_by_bitmap(
                     kind="placement-overlap",
                     where=f"{p.source!r} -> {name!r}",
                 )
-            clash = (source[at] >= 0) & ((source[at] != row) | (flat[at] != identity[here]))
+            # One element at one address is written once if both placements say so by one map; by two maps
+            # nobody would notice.
+            way = ways.setdefault(_map_of(p), len(ways))
+            same = (source[at] == row) & (flat[at] == identity[here]) & (mapped[at] == way)
+            clash = (source[at] >= 0) & ~same
             if clash.any():
                 address = int(at[clash.argmax()]) + low
                 raise LayoutError(
@@ -277,7 +296,7 @@ def _check_by_bitmap(
                     kind="placement-overlap",
                     where=f"{name!r}, element {address} from its first; one of them from {p.source!r}",
                 )
-            source[at], flat[at] = row, identity[here]
+            source[at], flat[at], mapped[at] = row, identity[here], way
         for addresses in idle:
             at = addresses[(addresses >= low) & (addresses < low + size)] - low
             if (source[at] >= 0).any():
@@ -303,6 +322,13 @@ def _check_by_bitmap(
                 kind="placement-outside",
                 where=repr(name),
             )
+
+
+def _map_of(placement: Placement) -> tuple[object, ...]:
+    """The affine map from canonical indices to addresses that a placement is a part of."""
+    start = placement.source_box.start
+    origin = placement.offset - sum(a * s for a, s in zip(start, placement.strides, strict=True))
+    return origin, placement.strides
 
 
 def _addresses(shape: Sequence[int], strides: Sequence[int], offset: int) -> npt.NDArray[np.int64]:

@@ -25,7 +25,7 @@ Ints = npt.NDArray[np.int64]
 DOMAIN_ELEMENTS = 4 << 20
 """Elements that a domain aims at; packing stops between a quarter of it and all of it."""
 MIN_CUT_ELEMENTS = 4096
-"""Boxes with one set of readers stand in domains of their own only from this many elements on."""
+"""Boxes with one set of readers join a domain with more readers, if there is one, below this many elements."""
 _MAX_CELLS = 1 << 16
 _MAX_DOMAIN = 2**31 - 1
 
@@ -171,14 +171,14 @@ class _Pack:
 
 
 def _without_dwarfs(packs: dict[tuple[int, int, frozenset[int]], _Pack]) -> list[_Pack]:
-    """Packs, those too small to stand alone moved to one with more readers, or else to any other."""
+    """Packs, those too small to stand alone moved to one that all their readers read anyway."""
     small = [key for key, pack in packs.items() if pack.elements < MIN_CUT_ELEMENTS]
     for key in sorted(small, key=lambda key: (packs[key].elements, sorted(key[2]))):
-        others = [other for other in packs if other[:2] == key[:2] and other != key]
-        if not others:
+        homes = [other for other in packs if other[:2] == key[:2] and other[2] > key[2]]
+        if not homes:
+            # Any other home would make its readers read what they do not need, or these a whole domain.
             continue
-        supersets = [other for other in others if other[2] >= key[2]]
-        home = min(supersets or others, key=lambda other: (len(other[2] - key[2]), sorted(other[2])))
+        home = min(homes, key=lambda other: (len(other[2]), sorted(other[2])))
         for domain in packs.pop(key).domains:
             for tensor, box in domain:
                 packs[home].add(tensor, box)
