@@ -37,6 +37,13 @@ def digest_rows(
 
 
 @njit(nogil=True, cache=True)
+def scatter(target: Bits, at: npt.NDArray[np.int64], values: Bits) -> None:
+    """`target[at] = values`, without holding the interpreter."""
+    for k in range(at.size):
+        target[at[k]] = values[k]
+
+
+@njit(nogil=True, cache=True)
 def _changes(flat: Any, old: Any, new: Any, s0: Any, s1: Any, table: Any, out: Any) -> None:
     width = old.itemsize
     if width == 8:

@@ -95,9 +95,7 @@ class Cut:
 
     def tensors_of(self, domain: int) -> list[int]:
         """Rows of the tensors that have a part in the domain."""
-        rows = self.tiling.box_rows(domain)
-        tensors: list[int] = np.unique(self.tiling.box_tensor[rows.start : rows.stop]).tolist()
-        return tensors
+        return list(dict.fromkeys(piece.tensor for piece in self.pieces(domain)))
 
     def pieces(self, domain: int, *, most: int | None = None) -> tuple[Piece, ...]:
         """The domain in order of position; pieces that are no single run have at most `PIECE_ELEMENTS`.

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deltafmt.kernels.changes import digest_changes, digest_rows
+from deltafmt.kernels.changes import digest_changes, digest_rows, scatter
 from deltafmt.kernels.diff import DiffScratch, diff
 from deltafmt.kernels.digest import Digest, digest_run, zero
+from deltafmt.schema import TensorSpec
 from deltafmt.tensors import numpy_bits
 from deltafmt.write.cut import Bits, Cut, Piece
 from deltafmt.write.source import LiveSource
@@ -36,12 +37,9 @@ class SnapshotDetector:
 
     def flats(self, cut: Cut) -> Baseline:
         """The copy of each tensor of a schema as flat bits; None where there is none of that dtype and shape."""
-        return [
-            self._flat(cut, row) if row in set(cut.schema.owners) else None for row in range(len(cut.schema))
-        ]
+        return [self._flat(spec) if spec.alias_of is None else None for spec in cut.schema]
 
-    def _flat(self, cut: Cut, row: int) -> Bits | None:
-        spec = cut.schema.tensors[row]
+    def _flat(self, spec: TensorSpec) -> Bits | None:
         tensor = self.tensors.get(spec.name)
         same = tensor is not None and tuple(tensor.shape) == spec.shape
         if tensor is None or not same or str(tensor.dtype).removeprefix("torch.") != spec.dtype:
@@ -139,6 +137,18 @@ def copy_live(
             target = bits
         add_piece(cut, piece, target, sums.setdefault(piece.tensor, zero()))
     return sums
+
+
+def put_changes(
+    cut: Cut, baseline: Baseline, domain: int, positions: npt.NDArray[np.uint32], new: Bits
+) -> None:
+    """Write detected changes into the baseline."""
+    for piece in cut.pieces(domain):
+        low, high = np.searchsorted(positions, (piece.position, piece.position + piece.volume))
+        flat = baseline[piece.tensor]
+        if high > low:
+            assert flat is not None
+            scatter(flat, piece.flat(positions[low:high]), new[low:high])
 
 
 def _detect_new(

@@ -17,17 +17,26 @@ from deltafmt.format.records import ChunkTable, ColumnTable, DomainTable, Footer
 from deltafmt.format.shard import shard_tail
 from deltafmt.kernels.digest import Digest
 from deltafmt.store import Sink, Store
+from deltafmt.write.cut import Bits
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 KEPT_BYTES = 64 << 20
 """Stored chunks that are kept in memory until the commit; beyond that they are read back."""
+CHANGES_BYTES = 64 << 20
+"""Detected changes that are kept until the commit; beyond that they are decoded from the chunks again."""
+
+Changes = tuple[npt.NDArray[np.uint32], Bits]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DomainResult:
-    """One domain, detected and encoded. `listed` says whether the manifest gives its digests."""
+    """One domain, detected and encoded.
+
+    `listed` says whether the manifest gives its digests; `changes` are the positions and new bits of what
+    changed, None where all bits were taken.
+    """
 
     domain: int
     chunk: PackedChunk | None
@@ -36,11 +45,15 @@ class DomainResult:
     result: Digest
     base: Digest | None
     listed: bool
+    changes: Changes | None
 
 
 @dataclass(slots=True, kw_only=True)
 class WayParts:
-    """What a finished shard contributes to a manifest. `kept` are its chunks, or None if they are too many."""
+    """What a finished shard contributes to a manifest, and what brings a copy of the base to the result.
+
+    That is `changes` by domain, or else `kept`, the chunks; either is None where it was too much to keep.
+    """
 
     shards: ShardTable
     chunks: ChunkTable
@@ -49,6 +62,7 @@ class WayParts:
     moved: npt.NDArray[np.uint64]
     changed: int
     listed: int
+    changes: dict[int, Changes] | None
     kept: list[PackedChunk] | None
 
 
@@ -131,6 +145,7 @@ def pack(
     moved = np.zeros((tensors, 2), np.uint64)
     changed = listed = kept_bytes = 0
     kept: list[PackedChunk] | None = []
+    changes: dict[int, Changes] | None = {}
     try:
         for result in results:
             for tensor, digest in result.moved.items():
@@ -144,6 +159,7 @@ def pack(
             listed += result.chunk.head.listed
             kept_bytes += result.chunk.nbytes
             kept = _keep(kept, result.chunk, kept_bytes)
+            changes = _keep_changes(changes, result, changed)
         chunks, columns = shard.tables()
         domains: DomainTable = DomainTable.of_rows(rows)
         tables: dict[str, Any] = {"chunks": chunks, "columns": columns, "domains": domains}
@@ -154,7 +170,13 @@ def pack(
         shard.abort()
         raise
     return WayParts(
-        shards=ShardTable.of_rows(sizes), moved=moved, changed=changed, listed=listed, kept=kept, **tables
+        shards=ShardTable.of_rows(sizes),
+        moved=moved,
+        changed=changed,
+        listed=listed,
+        changes=changes,
+        kept=kept,
+        **tables,
     )
 
 
@@ -163,6 +185,18 @@ def _keep(kept: list[PackedChunk] | None, chunk: PackedChunk, total: int) -> lis
         return None
     kept.append(chunk)
     return kept
+
+
+def _keep_changes(
+    changes: dict[int, Changes] | None, result: DomainResult, total: int
+) -> dict[int, Changes] | None:
+    if changes is None or result.changes is None:
+        return None
+    positions, new = result.changes
+    if total * (positions.itemsize + new.itemsize) > CHANGES_BYTES:
+        return None
+    changes[result.domain] = result.changes
+    return changes
 
 
 def _domain_row(result: DomainResult) -> tuple[int, ...]:

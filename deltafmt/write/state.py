@@ -18,7 +18,7 @@ from deltafmt.read.materialize import allocate, materialize
 from deltafmt.read.materialize import follow as apply_way
 from deltafmt.schema import Schema
 from deltafmt.write.cut import Cut
-from deltafmt.write.detect import SnapshotDetector, copy_live
+from deltafmt.write.detect import SnapshotDetector, copy_live, put_changes
 from deltafmt.write.pack import WayParts, in_order
 from deltafmt.write.source import LiveSource
 from deltafmt.write.way import tensor_sums
@@ -75,8 +75,16 @@ def fill_from_live(
 def follow(
     history: History, stored: Stored, cut: Cut, parts: WayParts, detector: SnapshotDetector, threads: int
 ) -> None:
-    """Bring the detector's copy from the base to a version just committed, by its own chunks."""
+    """Bring the detector's copy from the base to a version just committed, by what was stored of it."""
     tensors = _reusable(cut.schema, detector)
+    if parts.changes is not None:
+        # Nothing is new in this version: every tensor is in the copy, and the changes are at hand.
+        baseline, changes = detector.flats(cut), parts.changes
+        put = in_order(lambda d: put_changes(cut, baseline, d, *changes[d]), changes, threads)
+        for _ in put:
+            pass
+        detector.tensors = tensors
+        return
     chunks = None if parts.kept is None else [_staged(chunk) for chunk in parts.kept]
     detector.tensors = {}
     apply_way(history, stored, tensors, chunks=chunks, threads=threads)

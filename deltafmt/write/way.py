@@ -148,4 +148,5 @@ def _result(detected: Detected, chunk: Any, listed: bool) -> DomainResult:
         result=detected.result,
         base=detected.base,
         listed=listed or chunk is not None,
+        changes=None if detected.dense is not None else (detected.positions, detected.new),
     )
