@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from deltafmt.errors import SchemaError
-from deltafmt.schema import Schema
 from deltafmt.tensors import dtype_name, numpy_bits, torch_dtype
 from deltafmt.write.cut import PIECE_ELEMENTS, Bits, Cut, Piece
 
@@ -49,19 +48,18 @@ class _View:
         return numpy_bits(part.to("cpu", self._dtype).contiguous()).reshape(-1)
 
 
-def check_tensors(tensors: Mapping[str, torch.Tensor], schema: Schema) -> None:
+def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
     """Raise `SchemaError` for a tensor whose elements cannot be read, before anything is written."""
-    for spec in schema:
-        tensor = tensors[spec.name]
+    for name, tensor in tensors.items():
         if tensor.is_sparse or tensor.layout != torch.strided or tensor.is_meta:
             raise SchemaError(
                 "only dense tensors that have data can be published",
                 kind="dtype-mismatch",
-                where=repr(spec.name),
+                where=repr(name),
             )
         if tensor.is_conj() or tensor.is_neg():
             raise SchemaError(
                 "a lazy conjugate or negative view; give tensor.resolve_conj().resolve_neg()",
                 kind="dtype-mismatch",
-                where=repr(spec.name),
+                where=repr(name),
             )

@@ -19,13 +19,12 @@ from deltafmt.errors import (
     SchemaError,
     UnsupportedError,
 )
-from deltafmt.format.constants import MAX_ITEMS
-from deltafmt.format.envelope import pack_map
+from deltafmt.format.envelope import stored_bytes
 from deltafmt.format.records import Manifest
 from deltafmt.layout import Layout
 from deltafmt.read.history import History
 from deltafmt.schema import Schema
-from deltafmt.store import open_store
+from deltafmt.store import Store, open_store
 from deltafmt.tensors import NamedTensors, named
 from deltafmt.tiling import DOMAIN_ELEMENTS, make_tiling
 from deltafmt.write.anchor import add_anchor_way
@@ -80,7 +79,7 @@ class Writer:
 
     def __init__(
         self,
-        url: str,
+        url: str | Store,
         *,
         schema: Schema | None = None,
         rank: int = 0,
@@ -243,13 +242,13 @@ class Writer:
 
     def _checked(self, named_tensors: NamedTensors) -> tuple[dict[str, torch.Tensor], Schema]:
         tensors = named(named_tensors)
+        check_tensors(tensors)
         schema = published_schema(tensors, self._publish_dtype)
         if self._schema is not None and set(schema) != set(self._schema):
             differ = sorted({spec.name for spec in set(schema) ^ set(self._schema)})
             raise SchemaError(
                 "tensors do not fit the schema given", kind="schema-differs", where=", ".join(differ[:5])
             )
-        check_tensors(tensors, schema)
         return tensors, schema
 
     def _delta(self, named_tensors: NamedTensors, labels: dict[str, Any], files: Files | None) -> _Draft:
@@ -438,12 +437,9 @@ def _labels(step: int | None, meta: Mapping[str, Any] | None) -> dict[str, Any]:
     if step is not None:
         labels["step"] = int(step)
     try:
-        size = len(pack_map(labels))
-        plain = all(isinstance(key, str) for key in labels)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise SchemaError(f"meta cannot be stored ({error})", kind="meta-invalid") from error
-    if not plain or size > _META_BYTES or size > MAX_ITEMS * 16:
-        raise SchemaError(
-            "meta takes text keys and at most 1 MiB", kind="meta-invalid", found=f"{size} bytes"
-        )
+        size = stored_bytes(labels)
+    except FormatError as error:
+        raise SchemaError("meta cannot be stored", kind="meta-invalid", found=error.found) from error
+    if size > _META_BYTES:
+        raise SchemaError("meta takes at most 1 MiB", kind="meta-invalid", found=f"{size} bytes")
     return labels
