@@ -33,7 +33,7 @@ GAP, LOW, BLOCK, CODE, MAGNITUDE, ESCAPE, PLANE = 0, 1, 2, 3, 4, 5, 16
 COLUMNS = {0: "gap", 1: "low", 2: "block", 3: "code", 4: "magnitude", 5: "escape"} | {
     16 + j: f"b{j}" for j in range(8)
 }
-MAX_OBJECT, MAX_TABLES, MAX_ITEMS = 64 << 20, 512 << 20, 65536
+MAX_OBJECT, MAX_ITEMS, MAX_TENSORS = 64 << 20, 65536, 1 << 20
 MAX_DOMAIN = 2**31 - 1
 M64 = 2**64 - 1
 
@@ -202,23 +202,33 @@ def count_items(body: bytes, where: str) -> int:
     """Items of a msgpack body, from their headers alone."""
     lengths = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
     fixed = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
-    fixed |= {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
-    at = items = 0
+    members = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
+    at = items = announced = 0
     while at < len(body):
         items += 1
         require(items <= MAX_ITEMS, "msgpack-invalid", where)
         mark = body[at]
-        if 0xA0 <= mark <= 0xBF:
+        require(mark not in (0xC1, *range(0xC7, 0xCA), *range(0xD4, 0xD9)), "msgpack-invalid", where)
+        if 0x80 <= mark <= 0x9F:
+            announced += (mark & 15) * (2 if mark < 0x90 else 1)
+            at += 1
+        elif mark in members:
+            size, each = members[mark]
+            announced += each * int.from_bytes(body[at + 1 : at + 1 + size], "big")
+            at += 1 + size
+        elif 0xA0 <= mark <= 0xBF:
             at += 1 + (mark & 31)
         elif mark in lengths:
             at += 1 + lengths[mark] + int.from_bytes(body[at + 1 : at + 1 + lengths[mark]], "big")
         else:
             at += 1 + fixed.get(mark, 0)
+    require(items == announced + 1, "msgpack-invalid", where)
     return items
 
 
 def unique(pairs: list[tuple[Any, Any]], where: str) -> dict[Any, Any]:
     pairs = list(pairs)
+    require(all(isinstance(key, str) for key, _ in pairs), "msgpack-invalid", where)
     require(len(dict(pairs)) == len(pairs), "key-twice", where)
     return dict(pairs)
 
@@ -254,6 +264,10 @@ def frame_end(frame: bytes, where: str) -> int:
     return at
 
 
+def table_limit(object_bytes: int) -> int:
+    return min(512 << 20, (32 << 20) + 64 * object_bytes)
+
+
 def is_int(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
@@ -261,7 +275,7 @@ def is_int(value: Any) -> bool:
 def parse(data: bytes, kind: str, where: str) -> dict[str, Any]:
     """A record: scalar fields as they are, columns as arrays, tables as dictionaries of arrays."""
     body = unseal(data, kind, where)
-    budget = [MAX_TABLES]
+    budget = [table_limit(len(data))]
     record = {}
     for name, wire in OBJECTS[kind].items():
         place = f"{where}, field {name}"
@@ -348,6 +362,7 @@ def schema_of(data: bytes, where: str, digest: bytes | None = None) -> list[dict
     record = parse(data, "schema", where)
     require(digest in (None, content_digest(record, "schema")), "digest-mismatch", where)
     table = {key: values.tolist() for key, values in record["tensors"].items()}
+    require(len(table["rank"]) <= MAX_TENSORS, "table-too-large", where)
     require(all(rank <= 16 for rank in table["rank"]), "shape-overflow", where)
     require(sum(table["rank"]) == len(record["shapes"]), "column-length", where)
     require(sum(table["name_length"]) == len(record["names"]), "column-length", where)
@@ -400,6 +415,8 @@ def tiling_of(
     require(sum(counts) == len(rows), "column-length", where)
     ranks = [len(tensors[row]["shape"]) for row in rows]
     require(sum(ranks) == len(record["starts"]) == len(record["stops"]), "column-length", where)
+    widest = max([1, *(len(tensor["shape"]) for tensor in tensors)])
+    require(16 * widest * len(rows) <= table_limit(len(data)), "table-too-large", where)
     starts, stops = record["starts"].tolist(), record["stops"].tolist()
     require(all(value < 2**63 for value in starts + stops), "box-outside", where)
     require(all(counts), "domain-empty", where)
@@ -476,7 +493,7 @@ def check_manifest(
     spans = []
     for chunk, columns in zip(chunks, columns_by_chunk(m), strict=True):
         end = chunk["offset"] + sum(row["stored"] for row in columns)
-        require(8 <= chunk["offset"] and end <= sizes[chunk["shard"]], "chunk-place", where)
+        require(chunk["offset"] >= 8 and end <= sizes[chunk["shard"]], "chunk-place", where)
         spans.append((chunk["shard"], chunk["offset"], end))
     spans.sort()
     for first, second in zip(spans, spans[1:], strict=False):
@@ -499,6 +516,10 @@ def check_manifest(
     total = sum(domain["volume"] for domain in domains)
     require(m["listed"] == sum(chunk["listed"] for chunk in chunks), "statistics", where)
     require((m["changed"] or 0) <= total, "statistics", where)
+    for chunk, columns in zip(chunks, columns_by_chunk(m), strict=True):
+        domain = domains[chunk["domain"]]
+        spans = [] if chunk["operation"] == DENSE else block_spans(domain, chunk["block"])
+        check_lengths(chunk, columns, domain, len(spans), where)
 
 
 def check_chunks(chunks: list[dict[str, int]], domains: list[Domain], where: str) -> None:
@@ -531,7 +552,11 @@ def check_columns(m: dict[str, Any], where: str) -> None:
     require(m["chunks"]["columns"].all(), "column-count", where)
     for row in rows_of(m["columns"]):
         require(row["codec"] in (0, 1), "codec-unknown", where)
-        require(0 < row["stored"] < 2**48 and 0 < row["raw"] < 2**40, "column-length", where)
+        stored, raw = row["stored"], row["raw"]
+        require(0 < stored < 2**48 and 0 < raw < 2**40, "column-length", where)
+        require(
+            stored == raw if row["codec"] == 0 else stored <= raw + raw // 256 + 1024, "column-length", where
+        )
 
 
 def rows_of(table: dict[str, Any]) -> list[dict[str, int]]:
@@ -604,6 +629,7 @@ def check_lengths(
     steps = {CODE: (codes, codes), MAGNITUDE: (0, n), ESCAPE: (0, n * width)}
     limits = {DENSE: planes, SET: positions | planes, STEP: positions | steps}[chunk["operation"]]
     found = {row["column"]: row["raw"] for row in columns}
+    require(chunk["operation"] != STEP or found.get(ESCAPE, 0) % width == 0, "column-length", where)
     for column, (least, most) in limits.items():
         require(least <= found.pop(column, 0) <= most, "column-length", f"{where}, column {COLUMNS[column]}")
     require(not found, "column-unexpected", where)

@@ -50,7 +50,11 @@ def limits() -> str:
     rows = [
         ("bytes of a metadata object", f"{constants.MAX_OBJECT_BYTES:,}"),
         ("items of a metadata body", f"{constants.MAX_ITEMS:,}"),
-        ("raw bytes of all columns of a metadata object", f"{constants.MAX_TABLE_BYTES:,}"),
+        (
+            "raw bytes of all columns of a metadata object",
+            f"{constants.FREE_TABLE_BYTES:,} + {constants.TABLE_RATIO} per byte of the object, at most {constants.MAX_TABLE_BYTES:,}",
+        ),
+        ("tensors of a schema", f"{constants.MAX_TENSORS:,}"),
         ("bytes of a tensor's name", f"{MAX_NAME_BYTES:,}"),
         ("dimensions of a tensor", MAX_RANK),
         ("elements of a domain", f"{constants.MAX_DOMAIN_ELEMENTS:,}"),

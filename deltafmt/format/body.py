@@ -10,15 +10,19 @@ import numpy as np
 from deltafmt.errors import FormatError
 from deltafmt.format.checksum import blake2b
 from deltafmt.format.codec import compress, decompress
-from deltafmt.format.constants import MAX_OBJECT_BYTES, MAX_TABLE_BYTES, RAW
-from deltafmt.format.envelope import pack_map, seal, unseal
+from deltafmt.format.constants import MAX_OBJECT_BYTES, RAW, table_limit
+from deltafmt.format.envelope import pack_map, seal, shown, unseal
 from deltafmt.format.keys import check_name
 from deltafmt.format.records import RECORDS, TABLES, Table, described
 
 
-def emit(record: Any, kind: str) -> bytes:
-    """The whole object of a record."""
-    return seal(_body(record, kind, compressed=True))
+def emit(record: Any, kind: str, *, decoded_bytes: int = 0) -> bytes:
+    """The whole object of a record; `decoded_bytes` where a reader makes more of it than its raw columns."""
+    data = seal(_body(record, kind, compressed=True))
+    if max(_raw_bytes(record), decoded_bytes) > table_limit(len(data)):
+        # Compressed so well that readers would take it for a bomb.
+        return seal(_body(record, kind, compressed=False))
+    return data
 
 
 def content_digest(record: Any, kind: str) -> bytes:
@@ -29,7 +33,7 @@ def content_digest(record: Any, kind: str) -> bytes:
 def parse(data: bytes | memoryview, kind: str, *, where: object, limit: int = MAX_OBJECT_BYTES) -> Any:
     """The record of an object of the given kind; unknown optional keys are ignored."""
     body = unseal(data, kind=kind, where=where, limit=limit)
-    budget = _Budget(where)
+    budget = _Budget(len(data))
     values = {}
     for name, wire, _ in described(RECORDS[kind]):
         if name not in body:
@@ -48,7 +52,8 @@ def _body(record: Any, kind: str, *, compressed: bool) -> dict[str, Any]:
 def _emit_field(value: Any, wire: str, compressed: bool) -> Any:
     if wire in TABLES:
         columns = {
-            name: _emit_column(getattr(value, name), dtype, compressed) for name, dtype in value.column_types()
+            name: _emit_column(getattr(value, name), dtype, compressed)
+            for name, dtype in value.column_types()
         }
         return {"rows": len(value), **columns}
     if wire.startswith("column"):
@@ -64,12 +69,23 @@ def _emit_column(values: Any, dtype: np.dtype[Any], compressed: bool) -> list[An
     return [codec, raw.size, stored]
 
 
+def _raw_bytes(record: Any) -> int:
+    """Raw bytes of all columns of a record."""
+    total = 0
+    for name, wire, _ in described(type(record)):
+        value = getattr(record, name)
+        if wire in TABLES:
+            total += len(value) * sum(dtype.itemsize for _, dtype in value.column_types())
+        elif wire.startswith("column"):
+            total += len(value) * _column_dtype(wire).itemsize
+    return total
+
+
 class _Budget:
     """What the columns of one object may still take when decoded."""
 
-    def __init__(self, where: object) -> None:
-        self.where = where
-        self.left = MAX_TABLE_BYTES
+    def __init__(self, object_bytes: int) -> None:
+        self.limit = self.left = table_limit(object_bytes)
 
     def take(self, raw_bytes: int, where: object) -> None:
         self.left -= raw_bytes
@@ -78,7 +94,7 @@ class _Budget:
                 "columns of the object are too large",
                 kind="table-too-large",
                 where=where,
-                expected=f"at most {MAX_TABLE_BYTES} bytes",
+                expected=f"at most {self.limit} bytes",
             )
 
 
@@ -95,7 +111,7 @@ def _parse_field(value: Any, wire: str, budget: _Budget, where: str) -> Any:
             kind="field-type",
             where=where,
             expected=wire,
-            found=repr(value)[:80],
+            found=shown(value),
         )
     if wire == "files":
         return {check_name(name, where=where): (digest, size) for name, (digest, size) in value.items()}
@@ -104,7 +120,7 @@ def _parse_field(value: Any, wire: str, budget: _Budget, where: str) -> Any:
 
 def _parse_table(value: Any, table: type[Table], budget: _Budget, where: str) -> Table:
     if not isinstance(value, dict) or not _is_int(value.get("rows")):
-        raise FormatError("not a table", kind="field-type", where=where, found=repr(value)[:80])
+        raise FormatError("not a table", kind="field-type", where=where, found=shown(value))
     arrays = {}
     for name, dtype in table.column_types():
         place = f"{where}, column `{name}`"
@@ -117,7 +133,7 @@ def _parse_table(value: Any, table: type[Table], budget: _Budget, where: str) ->
 def _parse_column(value: Any, dtype: np.dtype[Any], rows: int | None, budget: _Budget, where: str) -> Any:
     fits = isinstance(value, list) and len(value) == 3
     if not fits or not (_is_int(value[0]) and _is_int(value[1]) and isinstance(value[2], bytes)):
-        raise FormatError("not a column", kind="field-type", where=where, found=repr(value)[:80])
+        raise FormatError("not a column", kind="field-type", where=where, found=shown(value))
     codec, raw_bytes, stored = value
     expected = raw_bytes // dtype.itemsize * dtype.itemsize if rows is None else rows * dtype.itemsize
     if raw_bytes != expected:

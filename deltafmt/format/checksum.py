@@ -13,9 +13,10 @@ Buffer = bytes | bytearray | memoryview | npt.NDArray[Any]
 
 def crc32c(data: Buffer, value: int = 0) -> int:
     """CRC-32C (Castagnoli) of `data`, going on from `value`."""
-    return cast("int", _crc32c.crc32c(data, value))
+    # Arrays are buffers too, which their stubs say for later Pythons only.
+    return _crc32c.crc32c(cast("bytes", data), value)
 
 
 def blake2b(data: Buffer) -> bytes:
     """BLAKE2b-256 of `data`."""
-    return hashlib.blake2b(data, digest_size=32).digest()
+    return hashlib.blake2b(cast("bytes", data), digest_size=32).digest()

@@ -135,6 +135,8 @@ def check_columns(
                 expected=f"{low} to {high} bytes",
                 found={c.column: c.raw for c in columns}.get(column, 0),
             )
+    if head.operation == STEP and {c.column: c.raw for c in columns}.get(ESCAPE, 0) % head.width:
+        raise FormatError("escapes are not a whole number", kind="column-length", where=where)
     if found:
         raise FormatError(
             "column does not belong to the operation",

@@ -37,8 +37,10 @@ MAX_OBJECT_BYTES = 64 << 20
 """Default cap on one metadata object; a reader may be configured to allow more."""
 MAX_ITEMS = 65_536
 """Cap on the msgpack items of one metadata object; everything that grows with the model is in columns."""
-MAX_TABLE_BYTES = 512 << 20
-"""Cap on the raw bytes of all columns of one metadata object."""
+MAX_TENSORS = 1 << 20
+"""Cap on the tensors of a schema."""
+MAX_TABLE_BYTES, FREE_TABLE_BYTES, TABLE_RATIO = 512 << 20, 32 << 20, 64
+"""What bounds the raw bytes of all columns of one metadata object; see `table_limit`."""
 MAX_DOMAIN_ELEMENTS = 2**31 - 1
 MIN_BLOCK_LOG2, MAX_BLOCK_LOG2, DEFAULT_BLOCK_LOG2 = 6, 24, 16
 MAX_SHIFT = 16
@@ -48,3 +50,8 @@ MAX_VERSION = 10**18
 
 FEATURES: frozenset[str] = frozenset()
 """Names that a `required` list may hold for this build to go on."""
+
+
+def table_limit(object_bytes: int) -> int:
+    """Most raw bytes that all columns of a metadata object of this size may have: a small one stays small."""
+    return min(MAX_TABLE_BYTES, FREE_TABLE_BYTES + TABLE_RATIO * object_bytes)

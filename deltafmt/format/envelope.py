@@ -21,11 +21,12 @@ from deltafmt.format.constants import (
 
 _HEADER = struct.Struct("<8sIQI")
 
-# msgpack marks: of bin and str with the bytes of their length, and of numbers, arrays and maps with the
-# bytes that follow. Extension types get no entry: the decoder refuses them.
+# msgpack marks: of bin and str with the bytes of their length; of numbers, arrays and maps with the bytes that
+# follow; and those that no body may hold: extension types, and the one that msgpack never uses.
 _PAYLOAD = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
 _FIXED = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
-_FIXED |= {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
+_ARRAYS, _MAPS = {0xDC: 2, 0xDD: 4}, {0xDE: 2, 0xDF: 4}
+_REFUSED = frozenset({0xC1, 0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8})
 
 
 def pack_map(body: dict[str, Any]) -> bytes:
@@ -33,9 +34,21 @@ def pack_map(body: dict[str, Any]) -> bytes:
     return cast("bytes", msgpack.packb(_ordered(body), use_bin_type=True))
 
 
+def stored_bytes(value: dict[str, Any]) -> int:
+    """Bytes of a map inside a body; `FormatError` (`msgpack-invalid`) for what no reader would take there."""
+    try:
+        # Two maps around it, as a body and a field have.
+        packed = pack_map({"": {"": value}})
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise FormatError("not storable", kind="msgpack-invalid", found=str(error)) from error
+    _unpack(memoryview(packed), None)
+    return len(packed)
+
+
 def seal(body: dict[str, Any]) -> bytes:
-    """The whole object around a body."""
+    """The whole object around a body; `FormatError` for one of more items than readers take."""
     packed = pack_map(body)
+    _count_items(memoryview(packed), "new object")
     checksum = crc32c(packed, crc32c(struct.pack("<IQ", FORMAT_VERSION, len(packed))))
     return _HEADER.pack(OBJECT_MAGIC, FORMAT_VERSION, len(packed), checksum) + packed
 
@@ -100,7 +113,6 @@ def _unpack(body: memoryview, where: object) -> object:
             object_pairs_hook=_unique,
             max_str_len=len(body),
             max_bin_len=len(body),
-            # A list is allocated at its announced length, hence no length beyond the items that are there.
             max_array_len=items,
             max_map_len=items,
             max_ext_len=0,
@@ -114,38 +126,77 @@ def _unpack(body: memoryview, where: object) -> object:
 def _count_items(body: memoryview, where: object) -> int:
     """Number of msgpack items, at most `MAX_ITEMS`, found by walking their headers.
 
-    An item of one byte becomes an object of 60; a body of many items is refused before any is made.
+    An item of one byte becomes an object of 60, and an array is allocated at its announced length: a body of
+    many items, or one whose arrays and maps announce others than are there, is refused before any is made.
     """
-    start = items = 0
+    start = items = announced = 0
     while start < len(body):
         items += 1
         if items > MAX_ITEMS:
             raise FormatError(
                 "body has too many items", kind="msgpack-invalid", where=where, expected=MAX_ITEMS
             )
-        start += _item_bytes(body, start)
+        if body[start] in _REFUSED:
+            raise FormatError(
+                "body holds an item of a type that is not allowed",
+                kind="msgpack-invalid",
+                where=where,
+                found=f"mark {body[start]:#04x}",
+            )
+        size, members = _item(body, start)
+        start += size
+        announced += members
+    if announced + 1 != items:
+        raise FormatError(
+            "body is not one whole msgpack item",
+            kind="msgpack-invalid",
+            where=where,
+            expected=f"{announced + 1} items",
+            found=items,
+        )
     return items
 
 
-def _item_bytes(body: memoryview, start: int) -> int:
-    """Bytes of one item's header and of its payload, where that is no items of its own."""
+def _item(body: memoryview, start: int) -> tuple[int, int]:
+    """Bytes of one item's header with what is no items of its own, and the number of its members."""
     mark = body[start]
+    if 0x80 <= mark <= 0x8F:
+        return 1, 2 * (mark & 15)
+    if 0x90 <= mark <= 0x9F:
+        return 1, mark & 15
     if 0xA0 <= mark <= 0xBF:
-        return 1 + (mark & 31)
+        return 1 + (mark & 31), 0
     if mark in _PAYLOAD:
-        length_bytes = _PAYLOAD[mark]
-        return 1 + length_bytes + int.from_bytes(body[start + 1 : start + 1 + length_bytes], "big")
-    return 1 + _FIXED.get(mark, 0)
+        return 1 + _PAYLOAD[mark] + _length(body, start, _PAYLOAD[mark]), 0
+    if mark in _ARRAYS:
+        return 1 + _ARRAYS[mark], _length(body, start, _ARRAYS[mark])
+    if mark in _MAPS:
+        return 1 + _MAPS[mark], 2 * _length(body, start, _MAPS[mark])
+    return 1 + _FIXED.get(mark, 0), 0
+
+
+def _length(body: memoryview, start: int, size: int) -> int:
+    return int.from_bytes(body[start + 1 : start + 1 + size], "big")
 
 
 def _unique(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    items = list(pairs)
-    result = dict(items)
-    if len(result) != len(items):
-        keys = [key for key, _ in items]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise FormatError("key stands twice in a map", kind="key-twice", found=repr(twice))
+    result: dict[Any, Any] = {}
+    for key, value in pairs:
+        if not isinstance(key, str):
+            raise FormatError("map key is no string", kind="msgpack-invalid", found=shown(key))
+        if key in result:
+            raise FormatError("key stands twice in a map", kind="key-twice", found=shown(key))
+        result[key] = value
     return result
+
+
+def shown(value: object) -> str:
+    """A value of a body for an error: short, and never built from more than a few bytes of it."""
+    if isinstance(value, str | bytes):
+        return repr(value[:64])
+    if isinstance(value, list | dict):
+        return f"{type(value).__name__} of {len(value)}"
+    return repr(value)
 
 
 def _checked_body(body: object, kind: str | None, where: object) -> dict[str, Any]:
@@ -157,7 +208,7 @@ def _checked_body(body: object, kind: str | None, where: object) -> dict[str, An
             "`required` is not a list of feature names",
             kind="field-type",
             where=where,
-            found=repr(required)[:80],
+            found=shown(required),
         )
     for name in required:
         if name not in FEATURES:
@@ -165,7 +216,7 @@ def _checked_body(body: object, kind: str | None, where: object) -> dict[str, An
                 "object needs a feature that this build does not know",
                 kind="feature-unknown",
                 where=where,
-                found=name[:80],
+                found=shown(name),
             )
     if not isinstance(body.get("kind"), str) or (kind is not None and body["kind"] != kind):
         raise FormatError(
@@ -173,7 +224,7 @@ def _checked_body(body: object, kind: str | None, where: object) -> dict[str, An
             kind="kind-wrong",
             where=where,
             expected=kind,
-            found=repr(body.get("kind"))[:80],
+            found=shown(body.get("kind")),
         )
     return body
 

@@ -79,6 +79,6 @@ def check_name(name: str, *, where: object = None) -> str:
     )
     if unsafe:
         raise FormatError(
-            "name leaves its root or is unsafe", kind="key-unsafe", where=where, found=repr(name)[:200]
+            "name leaves its root or is unsafe", kind="key-unsafe", where=where, found=repr(name[:64])
         )
     return name

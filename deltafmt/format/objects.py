@@ -14,7 +14,8 @@ import numpy.typing as npt
 from deltafmt.dtypes import DTYPES
 from deltafmt.errors import DeltafmtError, FormatError
 from deltafmt.format.body import content_digest, emit, parse
-from deltafmt.format.constants import MAX_OBJECT_BYTES, WIDTHS
+from deltafmt.format.constants import MAX_OBJECT_BYTES, MAX_TENSORS, WIDTHS, table_limit
+from deltafmt.format.envelope import shown
 from deltafmt.format.records import (
     BoxTable,
     DomainShapeTable,
@@ -74,6 +75,14 @@ def parse_schema(data: Data, *, where: object, digest: bytes | None = None) -> S
     """The schema of an object; with `digest` its content is checked against that name."""
     record = cast("SchemaRecord", parse(data, "schema", where=where))
     _check_digest(record, "schema", digest, where)
+    if len(record.tensors) > MAX_TENSORS:
+        raise FormatError(
+            "too many tensors",
+            kind="table-too-large",
+            where=where,
+            expected=MAX_TENSORS,
+            found=len(record.tensors),
+        )
     ranks = record.tensors.rank.astype(np.int64)
     lengths = record.tensors.name_length.astype(np.int64)
     if (ranks > MAX_RANK).any():
@@ -84,7 +93,7 @@ def parse_schema(data: Data, *, where: object, digest: bytes | None = None) -> S
         raise FormatError("extent is out of bounds", kind="shape-overflow", where=where)
     for name in record.dtypes:
         if name not in DTYPES:
-            raise FormatError("unknown dtype", kind="dtype-unknown", where=where, found=repr(name)[:80])
+            raise FormatError("unknown dtype", kind="dtype-unknown", where=where, found=shown(name))
     if (record.tensors.dtype >= len(record.dtypes)).any():
         raise FormatError("dtype index is out of range", kind="index-range", where=where)
     if (record.tensors.alias > len(ranks)).any():
@@ -137,7 +146,9 @@ def _schema_record(schema: Schema) -> SchemaRecord:
 
 
 def emit_tiling(tiling: Tiling, schema: Schema) -> bytes:
-    return emit(_tiling_record(tiling, schema), "tiling")
+    return emit(
+        _tiling_record(tiling, schema), "tiling", decoded_bytes=_corner_bytes(schema, tiling.box_tensor)
+    )
 
 
 def digest_of_tiling(tiling: Tiling, schema: Schema) -> bytes:
@@ -174,6 +185,9 @@ def parse_tiling(
         raise FormatError("box corners and ranks disagree", kind="column-length", where=where)
     if (record.stops >= 2**63).any() or (record.starts >= 2**63).any():
         raise FormatError("box corner is out of range", kind="box-outside", where=where)
+    if _corner_bytes(schema, tensors) > table_limit(len(data)):
+        # Corners are padded to the widest tensor's rank, which must not make much out of little.
+        raise FormatError("too many boxes", kind="table-too-large", where=where, found=len(tensors))
     used = _used_dims(ranks, padded_rank(schema))
     start, stop = np.zeros(used.shape, np.int64), np.ones(used.shape, np.int64)
     start[used], stop[used] = record.starts, record.stops
@@ -198,6 +212,11 @@ def _tiling_record(tiling: Tiling, schema: Schema) -> TilingRecord:
         starts=tiling.box_start[used].astype("<u8"),
         stops=tiling.box_stop[used].astype("<u8"),
     )
+
+
+def _corner_bytes(schema: Schema, box_tensor: npt.NDArray[Any]) -> int:
+    """Bytes of all boxes' corners at the rank of the widest tensor."""
+    return 16 * padded_rank(schema) * len(box_tensor)
 
 
 def _used_dims(ranks: npt.NDArray[np.int64], rank: int) -> npt.NDArray[np.bool_]:

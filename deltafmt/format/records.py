@@ -7,6 +7,7 @@ little-endian.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -38,7 +39,7 @@ class Table:
         return cls(**{name: np.empty(0, dtype) for name, dtype in cls.column_types()})
 
     @classmethod
-    def of_rows(cls, rows: list[tuple[int, ...]]) -> Any:
+    def of_rows(cls, rows: Sequence[tuple[int, ...]]) -> Any:
         """A table of given rows, each in the order of the columns."""
         turned = zip(*rows, strict=True) if rows else [()] * len(cls.column_types())
         names = cls.column_types()

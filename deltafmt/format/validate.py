@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from deltafmt.errors import FormatError
+from deltafmt.format.column_rules import check_column_table, check_columns_fit
 from deltafmt.format.constants import (
-    CODECS,
     DENSE,
     MAX_BLOCK_LOG2,
     MAX_SHIFT,
@@ -30,7 +30,8 @@ def check_manifest(manifest: Manifest, schema: Schema, tiling: Tiling, *, where:
     _check_head(manifest, where)
     _check_shards(manifest.shards, manifest.writers, where)
     _check_chunks(manifest.chunks, tiling, where)
-    check_column_table(manifest.chunks, manifest.columns, where=where)
+    columns = f"{where}, columns"
+    check_column_table(manifest.chunks, manifest.columns, where=columns)
     _check_places(manifest, where)
     _check_domains(manifest.domains, len(tiling), where)
     if len(manifest.tensors) != len(schema):
@@ -60,16 +61,7 @@ def check_manifest(manifest: Manifest, schema: Schema, tiling: Tiling, *, where:
             expected=listed,
             found=manifest.listed,
         )
-
-
-def check_column_table(chunks: ChunkTable, columns: ColumnTable, *, where: object) -> None:
-    """Column rows belong to chunks, one and all, and hold possible values."""
-    if int(chunks.columns.sum(dtype=np.int64)) != len(columns):
-        raise FormatError("chunks and columns disagree", kind="column-count", where=where)
-    _refuse(chunks.columns == 0, "chunk without columns", "column-count", where)
-    _refuse(~np.isin(columns.codec, list(CODECS)), "unknown codec", "codec-unknown", where)
-    _refuse((columns.stored == 0) | (columns.raw == 0), "empty column", "column-length", where)
-    _refuse((columns.stored >= 2**48) | (columns.raw >= 2**40), "column is too large", "column-length", where)
+    check_columns_fit(manifest.chunks, manifest.columns, tiling, where=columns)
 
 
 def chunk_bytes(chunks: ChunkTable, columns: ColumnTable) -> npt.NDArray[np.int64]:
