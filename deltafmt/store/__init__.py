@@ -2,30 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from deltafmt.store.base import AlreadyExists, Range, Sink, Store
 from deltafmt.store.local import LocalStore
 from deltafmt.store.memory import MemoryStore
 
-__all__ = ["AlreadyExists", "LocalStore", "MemoryStore", "Range", "Sink", "Store", "open_store"]
+__all__ = [
+    "AlreadyExists",
+    "LocalStore",
+    "MemoryStore",
+    "Range",
+    "Sink",
+    "Store",
+    "open_store",
+    "register_protocol",
+]
+
+Opener = Callable[[str, Mapping[str, Any]], Store]
+"""(what follows `protocol://`, storage options) -> the store."""
+
+
+def register_protocol(protocol: str, opener: Opener) -> None:
+    """Make `protocol://...` a back end of one's own, in this process; it goes before fsspec's."""
+    _OPENERS[protocol] = opener
 
 
 def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> Store:
     """The store of a root.
 
     A plain path and `file://` mean this machine's file system, `memory://` this process's memory; any
-    other URL goes to fsspec with `storage_options`. A plain path is taken literally.
+    other URL goes to a registered protocol or to fsspec, with `storage_options`. A plain path is literal.
     """
     protocol, separator, rest = url.partition("://")
     if not separator:
         return LocalStore(url)
-    if "::" not in url:
-        if protocol in ("file", "local"):
-            return LocalStore(rest)
-        if protocol == "memory":
-            return MemoryStore.named(rest)
+    if protocol in _OPENERS and "::" not in url:
+        return _OPENERS[protocol](rest, storage_options or {})
     from deltafmt.store.fsspec import FsspecStore
 
     return FsspecStore.open(url, storage_options or {})
+
+
+def _open_local(path: str, _: Mapping[str, Any]) -> Store:
+    return LocalStore(path)
+
+
+def _open_memory(name: str, _: Mapping[str, Any]) -> Store:
+    return MemoryStore.named(name)
+
+
+_OPENERS: dict[str, Opener] = {"file": _open_local, "local": _open_local, "memory": _open_memory}

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import abc
+import logging
+import random
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from deltafmt.errors import StoreError
+from deltafmt.errors import NotFoundError, StoreError
 
 GAP_BYTES = 64 << 10
 """Ranges of one object that lie at most this far apart are fetched as one."""
@@ -21,9 +24,11 @@ AHEAD_BYTES = 32 << 20
 """Bytes that may be fetched ahead of the consumer."""
 
 Buffer = bytes | bytearray | memoryview
+_Result = TypeVar("_Result")
+_Sized = TypeVar("_Sized", bytes, memoryview)
 
 
-class AlreadyExists(StoreError):
+class AlreadyExists(StoreError):  # noqa: N818 (an outcome as much as an error)
     """An exclusive create found the object there."""
 
 
@@ -92,13 +97,22 @@ class Store(abc.ABC):
     """Objects under one root, named by relative keys.
 
     Absent objects raise `NotFoundError` (`object-missing`); everything else that goes wrong is a
-    `StoreError`. Objects are never changed once written. Instances may be used from several threads.
+    `StoreError`, `store-unreachable` where another try may succeed. Names that leave the root are refused
+    (`key-unsafe`) before anything is touched. Objects are never changed once written. Instances may be used
+    from several threads.
+
+    A back end overrides the abstract methods; callers use `read` and `read_ranges`, which check lengths and
+    are patient with failures that pass.
     """
 
     url: str
     """The root, without credentials."""
     readers: int = 4
     """Reads that are under way at once."""
+    attempts: int = 4
+    """Tries of a request that finds the storage unreachable."""
+    pause_seconds: float = 0.2
+    """The pause before the second try, on average; later ones double."""
 
     @abc.abstractmethod
     def read_range(self, key: str, start: int, stop: int) -> Buffer:
@@ -132,12 +146,10 @@ class Store(abc.ABC):
     def delete(self, keys: Iterable[str]) -> None:
         """Remove objects; absent ones are no error."""
 
-    def check_exclusive(self) -> None:
+    def check_exclusive(self) -> None:  # noqa: B027 (most back ends have nothing to object)
         """Raise `UnsupportedError` if this back end cannot create exclusively."""
 
     def exists(self, key: str) -> bool:
-        from deltafmt.errors import NotFoundError
-
         try:
             self.size(key)
         except NotFoundError:
@@ -145,16 +157,19 @@ class Store(abc.ABC):
         return True
 
     def read(self, key: str, *, limit: int | None = None) -> bytes:
-        """A whole object; with `limit`, a larger one is refused before it is read."""
-        if limit is not None and (found := self.size(key)) > limit:
+        """A whole object; with `limit`, a larger one is refused before it is read, and its size is checked."""
+        if limit is None:
+            return self._again(lambda: self.read_all(key))
+        size = self.size(key)
+        if size > limit:
             raise StoreError(
                 "object is larger than the limit",
                 kind="object-too-large",
                 where=key,
                 expected=limit,
-                found=found,
+                found=size,
             )
-        return self.read_all(key)
+        return self._measured(key, size, lambda: self.read_all(key))
 
     def read_ranges(
         self, requests: Sequence[Range], *, ahead_bytes: int = AHEAD_BYTES
@@ -189,19 +204,41 @@ class Store(abc.ABC):
     def _fetch(self, wanted: Range) -> memoryview:
         if wanted.nbytes == 0:
             return memoryview(b"")
-        for last in (False, True):
-            data = memoryview(self.read_range(wanted.key, wanted.start, wanted.stop))
-            if len(data) == wanted.nbytes:
-                return data
-            if last:
-                raise StoreError(
-                    "storage returned another number of bytes",
-                    kind="short-read",
-                    where=f"{wanted.key} [{wanted.start}, {wanted.stop})",
-                    expected=wanted.nbytes,
-                    found=len(data),
-                )
-        raise AssertionError
+        where = f"{wanted.key} [{wanted.start}, {wanted.stop})"
+        return self._measured(
+            where, wanted.nbytes, lambda: memoryview(self.read_range(wanted.key, wanted.start, wanted.stop))
+        )
+
+    def _measured(self, where: str, nbytes: int, read: Callable[[], _Sized]) -> _Sized:
+        """What `read` returns if it has the right length, at the second try at the latest."""
+        data = self._again(read)
+        if len(data) != nbytes:
+            data = self._again(read)
+        if len(data) != nbytes:
+            raise StoreError(
+                "storage returned another number of bytes, twice",
+                kind="short-read",
+                where=where,
+                expected=nbytes,
+                found=len(data),
+            )
+        return data
+
+    def _again(self, request: Callable[[], _Result]) -> _Result:
+        """Run a request that may safely be repeated, again after growing pauses while storage is unreachable.
+
+        The pauses vary, so that readers that failed together do not come back together.
+        """
+        pause = self.pause_seconds
+        for _ in range(self.attempts - 1):
+            try:
+                return request()
+            except StoreError as error:
+                if error.kind != "store-unreachable":
+                    raise
+            time.sleep(pause * random.uniform(0.5, 1.5))
+            pause *= 2
+        return request()
 
 
 def _views(fetch: Fetch, requests: Sequence[Range], data: memoryview) -> Iterator[memoryview]:
@@ -215,6 +252,4 @@ def guarded(where: str, action: Callable[[], object]) -> None:
     try:
         action()
     except Exception as error:  # noqa: BLE001 - the caller is already handling the real failure
-        import logging
-
         logging.getLogger("deltafmt").warning("cannot clean up %s: %s", where, error)

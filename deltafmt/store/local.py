@@ -9,12 +9,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from deltafmt.errors import NotFoundError, StoreError
+from deltafmt.errors import NotFoundError, StoreError, UnsupportedError
 from deltafmt.format.keys import check_name
 from deltafmt.store.base import AlreadyExists, Buffer, Sink, Store, guarded
 
 _PRIVATE = "."
 """Names that begin so are work in progress, never objects."""
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+_PASSING = frozenset({errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR})
+"""Failures of network file systems after which another try may succeed."""
 
 
 class LocalStore(Store):
@@ -56,7 +59,7 @@ class LocalStore(Store):
         with _errors(key):
             path = self._path(key)
             if path.is_dir():
-                raise IsADirectoryError(errno.EISDIR, "a folder is no object", key)
+                raise FileNotFoundError(key)
             return path.stat().st_size
 
     def put(self, key: str, data: Buffer) -> None:
@@ -79,6 +82,15 @@ class LocalStore(Store):
                 os.link(temporary, path)
             except FileExistsError:
                 raise AlreadyExists("object exists already", kind="already-exists", where=key) from None
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                raise UnsupportedError(
+                    "this file system has no hard links, by which versions are created exclusively; "
+                    "publish to another file system or to object storage",
+                    kind="store-unsupported",
+                    where=self.url,
+                ) from error
             finally:
                 temporary.unlink(missing_ok=True)
             _sync_folder(path.parent)
@@ -94,7 +106,7 @@ class LocalStore(Store):
             path = self._path(folder)
             try:
                 with os.scandir(path) as entries:
-                    names = [e.name for e in entries if not e.name.startswith(_PRIVATE) and e.is_file()]
+                    names = [entry.name for entry in entries if _is_object(entry)]
             except (FileNotFoundError, NotADirectoryError):
                 return
         for name in sorted(names):
@@ -154,6 +166,10 @@ class _FileSink:
         guarded(self._key, lambda: self._path.unlink(missing_ok=True))
 
 
+def _is_object(entry: os.DirEntry[str]) -> bool:
+    return not entry.name.startswith(_PRIVATE) and entry.is_file(follow_symlinks=False)
+
+
 def _make_folder(path: Path) -> None:
     if path.is_dir():
         return
@@ -174,9 +190,8 @@ def _sync_folder(path: Path) -> None:
 def _errors(key: str) -> Iterator[None]:
     try:
         yield
-    except (FileNotFoundError, NotADirectoryError) as error:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise NotFoundError("no such object", kind="object-missing", where=key) from error
     except OSError as error:
-        raise StoreError(
-            f"the file system refused ({error.strerror})", kind="store-failed", where=key
-        ) from error
+        kind = "store-unreachable" if error.errno in _PASSING else "store-failed"
+        raise StoreError(f"the file system refused ({error.strerror})", kind=kind, where=key) from error
