@@ -327,4 +327,4 @@ def test_only_one_process_writes_so_far(url: str) -> None:
 @pytest.mark.parametrize("field", ["domain_elements", "anchor_every", "threads"])
 def test_options_must_be_positive(field: str) -> None:
     with pytest.raises(ValueError, match=field):
-        WriterOptions(**{field: 0})
+        WriterOptions(**{field: 0})  # type: ignore[arg-type]

@@ -93,12 +93,12 @@ def trace(folder: Path) -> Workload:
     return Workload(name=f"trace {folder.name}", tensors=tensors, steps=steps)
 
 
-def trained(versions: int, seed: int = 0) -> Workload:
+def trained(versions: int, *, size: str = "small", warm_up: int = 30, seed: int = 0) -> Workload:
     """The demo's small transformer under AdamW, where no trace is at hand."""
     from deltafmt.cli.demo.trainer import Trainer
 
-    trainer = Trainer("small", seed)
-    trainer.warm_up(30)
+    trainer = Trainer(size, seed)
+    trainer.warm_up(warm_up)
     tensors = trainer.cast()
     tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
 

@@ -178,7 +178,7 @@ def bare_seconds(url: str, version: int, threads: int) -> float:
 def _bare(chunk: StagedChunk, view: View) -> None:
     shape = view.shape(chunk.head.domain)
     decoded = decode_chunk(chunk.head, chunk.columns, chunk.data, shape, where=chunk.where)
-    live = view.domain(chunk.head.domain)
+    live = kernel.DomainView(view.table, chunk.head.domain, view.targets.addresses, shape.width)
     if decoded.positions is None:
         kernel.apply_dense(live, decoded.values)
     elif decoded.operation == STEP:

@@ -1,0 +1,48 @@
+"""The benchmarks run, on something tiny: their numbers mean nothing here, their shape does."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from tools.bench.__main__ import main
+from tools.bench.models import synthetic, trained
+
+
+def test_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["whole", "--size", "4", "--versions", "1", "--share", "0.01", "0.3", "--no-traces", "--json"])
+    result = json.loads(capsys.readouterr().out)
+    sparse, dense = result["rows"]
+    assert sparse["identical"]
+    assert dense["identical"]
+    assert 0.009 < sparse["changed_share"] < 0.011
+    assert 9.5 < sparse["bits_per_changed"] < 12
+    main(["whole", "--size", "1", "--versions", "1", "--no-traces"])
+    assert "two-stream" in capsys.readouterr().out
+
+
+def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["plan", "--tensors", "20", "--json"])
+    assert json.loads(capsys.readouterr().out)["chunks"] == 40
+    main(["plan", "--tensors", "3"])
+    assert "plan" in capsys.readouterr().out
+
+
+def test_synthetic_updates_move_the_share_that_they_say() -> None:
+    workload = synthetic(1 << 20, 0.03, 2)
+    before = {name: tensor.clone() for name, tensor in workload.tensors.items()}
+    assert workload.nbytes == 1 << 20
+    assert len(list(workload.steps())) == 2
+    changed = sum(
+        int((before[n].view(torch.int16) != t.view(torch.int16)).sum()) for n, t in workload.tensors.items()
+    )
+    assert 0.05 < changed / (1 << 19) < 0.06
+
+
+def test_a_model_trained_here_stands_in_for_a_trace() -> None:
+    workload = trained(1, size="tiny", warm_up=1)
+    before = {name: tensor.clone() for name, tensor in workload.tensors.items()}
+    assert len(list(workload.steps())) == 1
+    assert any(not torch.equal(before[name], tensor) for name, tensor in workload.tensors.items())
