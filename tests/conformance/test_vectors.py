@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,20 +16,10 @@ from deltafmt.format.constants import SHARD_MAGIC
 from deltafmt.format.objects import parse_lineage, parse_manifest, parse_schema
 from deltafmt.format.shard import read_footer
 from deltafmt.tensors import numpy_bits
+from tests.conformance.reference import ROOT, load_refdump
 
-ROOT = Path(__file__).resolve().parents[2]
 VECTORS = ROOT / "spec" / "vectors"
 INDEX: dict[str, list[dict[str, Any]]] = json.loads((VECTORS / "index.json").read_text())
-
-
-def load_refdump() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("refdump", ROOT / "tools" / "refdump.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["refdump"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 refdump = load_refdump()
@@ -78,17 +65,25 @@ def test_every_way_of_a_version_gives_the_same() -> None:
 def test_bad(vector: dict[str, Any]) -> None:
     root = VECTORS / vector["root"]
     with pytest.raises(DeltafmtError) as caught:
-        if "object" in vector:
-            library_object(root / vector["object"])
-        else:
-            deltafmt.open(str(root)).read(vector["version"])
+        by_library(root, vector)
     assert caught.value.kind == vector["error"]
     with pytest.raises(refdump.Bad) as bad:
-        if "object" in vector:
-            refdump.dump(root / vector["object"])
-        else:
-            refdump.Root(root).tensors(vector["version"])
+        by_refdump(root, vector)
     assert bad.value.code == vector["error"]
+
+
+def by_library(root: Path, vector: dict[str, Any]) -> None:
+    if "object" in vector:
+        library_object(root / vector["object"])
+    else:
+        deltafmt.open(str(root)).read(vector["version"])
+
+
+def by_refdump(root: Path, vector: dict[str, Any]) -> None:
+    if "object" in vector:
+        refdump.dump(root / vector["object"])
+    else:
+        refdump.Root(root).tensors(vector["version"])
 
 
 def test_the_vectors_reach_every_reason_of_the_format() -> None:
