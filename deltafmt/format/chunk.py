@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -70,9 +71,8 @@ def pack_chunk(head: ChunkHead, columns: Mapping[int, Bytes]) -> PackedChunk:
     return PackedChunk(head=head, columns=tuple(rows), buffers=tuple(buffers))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnHead:
-    """One row of the column table."""
+class ColumnHead(NamedTuple):
+    """One row of the column table; a tuple, since a way may have hundreds of thousands."""
 
     column: int
     codec: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -62,12 +63,11 @@ class LinkPlan:
         chunk_rows = zip(*(getattr(chunks, name).tolist() for name in fields), strict=True)
         # Taken as lists once: reading single elements out of arrays costs more than decoding some chunks.
         picked = _picked(self.first_column, chunks.columns.astype(np.int64))
-        column_rows = zip(
-            *(getattr(columns, name)[picked].tolist() for name, _ in columns.column_types()), strict=True
-        )
+        lists = [getattr(columns, name)[picked].tolist() for name, _ in columns.column_types()]
+        column_rows = map(ColumnHead._make, zip(*lists, strict=True))
         for row, count in zip(chunk_rows, chunks.columns.tolist(), strict=True):
             head = ChunkHead(**dict(zip(fields, row, strict=True)))
-            yield head, tuple(_column(*next(column_rows)) for _ in range(count))
+            yield head, tuple(itertools.islice(column_rows, count))
 
     def _shard_key(self, writer: int) -> str:
         manifest = self.manifest
@@ -99,7 +99,3 @@ def plan_link(manifest: Manifest, segments: SegmentTable) -> LinkPlan:
 def _picked(first: Ints, counts: Ints) -> Ints:
     """Rows `first[k] .. first[k] + counts[k]` of all k, one behind another."""
     return np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
-
-
-def _column(column: int, codec: int, stored: int, raw: int, crc: int) -> ColumnHead:
-    return ColumnHead(column=column, codec=codec, stored=stored, raw=raw, crc=crc)
