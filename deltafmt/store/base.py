@@ -75,21 +75,20 @@ def coalesce(
     that nobody asked for are at most a sixteenth of a joined read, so that a rank's share stays its share.
     """
     fetches: list[Fetch] = []
-    asked = 0
+    wasted = 0
     for number, request in enumerate(requests):
         if fetches:
-            last = fetches[-1]
-            joined = last.range.key == request.key and last.range.start <= request.start
-            near = request.start - last.range.stop <= gap_bytes
-            size = max(last.range.stop, request.stop) - last.range.start
-            wasted = size - asked - request.nbytes
-            if joined and near and size <= fetch_bytes and _WASTE * wasted <= size:
-                whole = Range(request.key, last.range.start, last.range.start + size)
-                fetches[-1] = Fetch(whole, (*last.requests, number))
-                asked += request.nbytes
+            last, served = fetches[-1].range, fetches[-1].requests
+            gap = max(0, request.start - last.stop)
+            size = max(last.stop, request.stop) - last.start
+            neighbours = request.key == last.key and request.start >= last.start and gap <= gap_bytes
+            if neighbours and size <= fetch_bytes and _WASTE * (wasted + gap) <= size:
+                whole = Range(last.key, last.start, last.start + size)
+                fetches[-1] = Fetch(whole, (*served, number))
+                wasted += gap
                 continue
         fetches.append(Fetch(request, (number,)))
-        asked = request.nbytes
+        wasted = 0
     return fetches
 
 
