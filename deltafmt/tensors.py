@@ -17,7 +17,12 @@ NamedTensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
 """Mapping, or iterable of pairs, from names to torch tensors or numpy arrays."""
 
 _SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_UNSIGNED = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+_UNSIGNED: dict[int, np.dtype[Any]] = {
+    1: np.dtype("<u1"),
+    2: np.dtype("<u2"),
+    4: np.dtype("<u4"),
+    8: np.dtype("<u8"),
+}
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -73,7 +78,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def numpy_bits(tensor: torch.Tensor) -> npt.NDArray[np.unsignedinteger]:
     """A CPU tensor's bit patterns as an unsigned numpy array of the same shape and strides (shares memory)."""
-    integers = bits(tensor).numpy()
+    integers: npt.NDArray[Any] = bits(tensor).numpy()
     return integers.view(_UNSIGNED[tensor.element_size()])
 
 

@@ -175,7 +175,8 @@ class Root:
         chunks: list[PackedChunk], further: bool, data: bool, writers: int, meta: dict[str, Any],
     ) -> Manifest:  # fmt: skip
         base_key = None if base is None else keys.version_key(base)
-        rows, columns = [], []
+        rows: list[tuple[int, ...]] = []
+        columns: list[tuple[int, ...]] = []
         for number, chunk in enumerate(chunks):
             head = chunk.head
             shard = number * writers // len(chunks)
@@ -224,7 +225,8 @@ class Root:
                 continue
             before = (0, 0, 0) if base is None else (*domain_digest(schema, tiling, domain, old), 1)
             rows.append((domain, *domain_digest(schema, tiling, domain, new), *before))
-        return DomainTable.of_rows(rows)
+        table: DomainTable = DomainTable.of_rows(rows)
+        return table
 
     def _tiling_of(self, version: int) -> bytes:
         body = unseal(self.objects[keys.version_key(version)], kind="version", where="base")
@@ -383,7 +385,7 @@ def history(schema: Schema, *codings: Coding, tiling: Tiling | None = None, dens
     root.add(0, schema, content, base=None, tiling=tiling, meta={"step": 0})
     for number, coding in enumerate(codings):
         content = changed(content, number + 1, density)
-        every = {domain: (coding,) for domain in range(100)}
+        every = dict.fromkeys(range(100), (coding,))
         root.add(
             number + 1, schema, content, base=number, tiling=tiling, codings=every, meta={"step": number + 1}
         )
@@ -458,6 +460,36 @@ def schema_change() -> Root:
     return root
 
 
+def ties() -> Root:
+    """A tie that breaks, one that forms, and a tensor that becomes the owner of its owner."""
+    dtype, shape = "bfloat16", (6, 5)
+    tied = Schema((TensorSpec("a", dtype, shape), TensorSpec("b", dtype, shape, "a")))
+    free = Schema((TensorSpec("a", dtype, shape), TensorSpec("b", dtype, shape)))
+    turned = Schema((TensorSpec("a", dtype, shape, "b"), TensorSpec("b", dtype, shape)))
+    root = Root()
+    root.start(tied)
+    bits = random_content(free, 2)
+    root.add(0, tied, {"a": bits["a"]}, base=None)
+    # One tensor a domain, so that only what is new need be dense.
+    apart = make_tiling(free, domain_elements=16)
+    new = {d: (Coding(operation=c.DENSE),) for d in range(len(apart)) if apart.boxes(d, free)[0][0] == 1}
+    root.add(1, free, {"a": changed(bits, 3)["a"], "b": bits["b"]}, base=0, tiling=apart, codings=new)
+    root.add(2, turned, {"b": changed(root.contents[1], 4)["b"]}, base=1)
+    dense = {0: (Coding(operation=c.DENSE),)}
+    root.add(3, tied, {"a": changed(root.contents[2], 5)["b"]}, base=2, codings=dense)
+    return root
+
+
+def recut() -> Root:
+    schema = Schema((TensorSpec("v", "float32", (50,)), TensorSpec("w", "bfloat16", (40, 50))))
+    root = history(schema, Coding(), density=0.02)
+    for version, elements in ((2, 300), (3, 64)):
+        tiling = make_tiling(schema, domain_elements=elements)
+        content = changed(root.contents[version - 1], version, 0.002)
+        root.add(version, schema, content, base=version - 1, tiling=tiling)
+    return root
+
+
 def further_ways() -> Root:
     root = history(ONE, Coding(), Coding(), Coding())
     root.add(3, ONE, root.contents[3], base=None, further=True)
@@ -506,6 +538,8 @@ GOOD: dict[str, tuple[str, Callable[[], Root]]] = {
     ),
     "set-and-step": ("one domain with a set and a step chunk", set_and_step),
     "schema-change": ("a delta that brings a new tensor and a tie", schema_change),
+    "ties": ("ties that break, form and turn round", ties),
+    "recut": ("deltas under other tilings than their base's", recut),
     "further-ways": ("an anchor and a longer delta as further ways", further_ways),
     "two-writers": ("shards of two writers", two_writers),
     "side-files": ("side files beside the weights", side_files),
@@ -989,6 +1023,9 @@ def _ways() -> dict[str, Bad]:
         root.add(1, ONE, root.contents[1], base=None, further=True, edit=edit)
         return Bad(what=what, error=error, root=root, version=1)
 
+    other = history(ONE, Coding())
+    foreign = Schema((TensorSpec("v", "bfloat16", (40, 50)),))
+    other.add(1, foreign, random_content(foreign, 1), base=None, further=True)
     writers = two_writers()
     content, schema = changed(writers.contents[1], 3), writers.schemas[1]
     tiling = make_tiling(schema, domain_elements=4096)
@@ -1007,7 +1044,35 @@ def _ways() -> dict[str, Bad]:
         "way-target": way(
             "target-digest", "a way to another manifest", lambda m: replace(m, target_digest=bytes(32))
         ),
+        "way-content": way(
+            "content-mismatch", "a way to another content", lambda m: table_with(m, "tensors", digest1=[7])
+        ),
+        "way-schema": Bad(what="a way to another schema", error="schema-mismatch", root=other, version=1),
+        "new-not-dense": _not_dense(TensorSpec("v", "bfloat16", (40, 50)), "a new tensor with steps"),
+        "dtype-not-dense": _not_dense(TensorSpec("w", "float16", (40, 50)), "steps to another dtype"),
+        "shape-not-dense": _not_dense(TensorSpec("w", "bfloat16", (50, 40)), "steps to another shape"),
+        "recut-rows": Bad(
+            what="another tiling without all digests", error="digest-rows", root=_recut_rows(), version=1
+        ),
     }
+
+
+def _not_dense(spec: TensorSpec, what: str) -> Bad:
+    root = history(ONE)
+    content = {spec.name: changed(root.contents[0], 1)["w"].reshape(spec.shape)}
+    root.add(1, Schema((spec,)), content, base=0)
+    return Bad(what=what, error="new-not-dense", root=root, version=1)
+
+
+def _recut_rows() -> Root:
+    root = history(ONE)
+    content = {"w": root.contents[0]["w"].copy()}
+    content["w"][0, 0] += 1
+    root.add(
+        1, ONE, content, base=0, tiling=make_tiling(ONE, domain_elements=500),
+        edit=lambda m: replace(m, domains=m.domains.take(slice(0, 1))),
+    )  # fmt: skip
+    return root
 
 
 # --- output ---------------------------------------------------------------------------------------------

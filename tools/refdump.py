@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -85,7 +86,7 @@ OBJECTS = {
 }  # fmt: skip
 
 
-class Bad(Exception):
+class BadObjectError(Exception):
     """An object breaks a rule; `code` is the spec's reason code."""
 
     def __init__(self, code: str, where: str) -> None:
@@ -95,7 +96,7 @@ class Bad(Exception):
 
 def require(rule: Any, code: str, where: str) -> None:
     if not rule:
-        raise Bad(code, where)
+        raise BadObjectError(code, where)
 
 
 # --- checksums ------------------------------------------------------------------------------------------
@@ -165,7 +166,7 @@ class TensorDigest:
 # --- metadata objects -----------------------------------------------------------------------------------
 
 
-def unseal(data: bytes, kind: str | None, where: str) -> dict[str, Any]:
+def unseal(data: bytes, kind: str | None, where: str) -> Any:
     require(len(data) <= MAX_OBJECT, "object-too-large", where)
     require(len(data) >= 24, "truncated", where)
     magic, version, length, checksum = struct.unpack_from("<8sIQI", data)
@@ -192,10 +193,10 @@ def unpack(body: bytes, where: str) -> Any:
             body, raw=False, strict_map_key=True, object_pairs_hook=lambda pairs: unique(pairs, where),
             max_array_len=count, max_map_len=count, max_ext_len=0, max_str_len=len(body), max_bin_len=len(body),
         )  # fmt: skip
-    except Bad:
+    except BadObjectError:
         raise
     except Exception as error:
-        raise Bad("msgpack-invalid", f"{where}: {error}") from error
+        raise BadObjectError("msgpack-invalid", f"{where}: {error}") from error
 
 
 def count_items(body: bytes, where: str) -> int:
@@ -247,7 +248,7 @@ def decompress(codec: int, stored: bytes, raw: int, where: str) -> bytes:
         require(end == len(stored), "zstd-trailing", where)
         return zstandard.ZstdDecompressor().decompress(stored, max_output_size=raw)
     except zstandard.ZstdError as error:
-        raise Bad("zstd-corrupt", f"{where}: {error}") from error
+        raise BadObjectError("zstd-corrupt", f"{where}: {error}") from error
 
 
 def frame_end(frame: bytes, where: str) -> int:
@@ -376,7 +377,7 @@ def schema_of(data: bytes, where: str, digest: bytes | None = None) -> list[dict
         try:
             name = names[:length].decode()
         except UnicodeDecodeError as error:
-            raise Bad("name-invalid", where) from error
+            raise BadObjectError("name-invalid", where) from error
         shape = shapes[: table["rank"][row]]
         names, shapes = names[length:], shapes[table["rank"][row] :]
         dtype = record["dtypes"][table["dtype"][row]]
@@ -496,7 +497,7 @@ def check_manifest(
         require(chunk["offset"] >= 8 and end <= sizes[chunk["shard"]], "chunk-place", where)
         spans.append((chunk["shard"], chunk["offset"], end))
     spans.sort()
-    for first, second in zip(spans, spans[1:], strict=False):
+    for first, second in itertools.pairwise(spans):
         require(first[0] != second[0] or first[2] <= second[1], "chunk-place", where)
     listed = m["domains"]["domain"].tolist()
     require(all(domain < len(domains) for domain in listed), "index-range", where)
@@ -518,8 +519,8 @@ def check_manifest(
     require((m["changed"] or 0) <= total, "statistics", where)
     for chunk, columns in zip(chunks, columns_by_chunk(m), strict=True):
         domain = domains[chunk["domain"]]
-        spans = [] if chunk["operation"] == DENSE else block_spans(domain, chunk["block"])
-        check_lengths(chunk, columns, domain, len(spans), where)
+        blocks = 0 if chunk["operation"] == DENSE else len(block_spans(domain, chunk["block"]))
+        check_lengths(chunk, columns, domain, blocks, where)
 
 
 def check_chunks(chunks: list[dict[str, int]], domains: list[Domain], where: str) -> None:
@@ -723,6 +724,10 @@ def add_steps(old: Any, steps: Any, order: int, width: int) -> Any:
 # --- a whole root ---------------------------------------------------------------------------------------
 
 
+# Owners' elements, flat, by name, dtype and shape: what must agree for a tensor to go on in a later version.
+State = dict[tuple[str, str, tuple[int, ...]], Any]
+
+
 class Root:
     """A lineage in a local folder."""
 
@@ -735,7 +740,7 @@ class Root:
             return (self.path / key).read_bytes()
         except FileNotFoundError as error:
             code = "lineage-missing" if key == "lineage.dfm" else "object-missing"
-            raise Bad("version-missing" if key.startswith("versions/") else code, key) from error
+            raise BadObjectError("version-missing" if key.startswith("versions/") else code, key) from error
 
     def schema(self, digest: bytes) -> list[dict[str, Any]]:
         key = f"schemas/{digest.hex()}.dfm"
@@ -765,6 +770,10 @@ class Root:
             way = self.manifest(key, version, "way")
             require(way_name(way["base"]) == path.stem, "version-mismatch", key)
             require(way["target_digest"] == digest, "target-digest", key)
+            require(way["schema"] == ways[0]["schema"], "schema-mismatch", key)
+            for lane in ("digest0", "digest1"):
+                same = way["tensors"][lane].tolist() == ways[0]["tensors"][lane].tolist()
+                require(same, "content-mismatch", key)
             ways.append(way)
         return ways
 
@@ -782,34 +791,46 @@ class Root:
             m = self.choose(wanted, way if wanted == version else None)
             chain.append(m)
             wanted = m["base"]
-        state: dict[str, Any] = {}
+        state: State = {}
         for m in reversed(chain):
             state = self.apply(state, m)
-        return state
+        return {name: flat for (name, _, _), flat in state.items()}
 
     def choose(self, version: int, name: str | None) -> dict[str, Any]:
         for m in self.ways(version):
             usable = m["base"] is not None or m["data"]
             if usable and name in (None, way_name(m["base"]), str(m["base"])):
                 if m["base"] is not None:
-                    base = self.read(f"versions/{m['base']:020d}.dfm")
-                    require(blake2b(base) == m["base_digest"], "base-differs", f"version {version}")
+                    self.check_base(m)
                 return m
-        raise Bad("chain-broken", f"version {version}")
+        raise BadObjectError("chain-broken", f"version {version}")
 
-    def apply(self, before: dict[str, Any], m: dict[str, Any]) -> dict[str, Any]:
+    def check_base(self, m: dict[str, Any]) -> None:
+        where = f"version {m['version']}"
+        key = f"versions/{m['base']:020d}.dfm"
+        require(blake2b(self.read(key)) == m["base_digest"], "base-differs", where)
+        base = self.manifest(key, m["base"], "version")
+        same = (m["schema"], m["tiling"]) == (base["schema"], base["tiling"])
+        domains = self.tiling(m["tiling"], m["schema"])
+        require(same or len(m["domains"]["domain"]) == len(domains), "digest-rows", where)
+
+    def apply(self, before: State, m: dict[str, Any]) -> State:
         tensors = self.schema(m["schema"])
         domains = self.tiling(m["tiling"], m["schema"])
-        state = {}
+        dense = set(m["chunks"]["domain"][m["chunks"]["operation"] == DENSE].tolist())
+        state, flats = {}, {}
         for row, tensor in enumerate(tensors):
             if tensor["owner"] != row:
                 continue
+            key = (tensor["name"], tensor["dtype"], tuple(tensor["shape"]))
+            if key not in before:
+                own = {d for d, domain in enumerate(domains) if any(box[0] == row for box in domain["boxes"])}
+                require(own <= dense, "new-not-dense", f"version {m['version']}, {tensor['name']}")
             fresh = np.zeros(math.prod(tensor["shape"]), f"<u{tensor['width']}")
-            old = before.get(tensor["name"])
-            state[tensor["name"]] = old.copy() if old is not None and old.shape == fresh.shape else fresh
-        bases = {d: domain_digest(tensors, domain, state) for d, domain in enumerate(domains)}
-        self.write_chunks(state, m, tensors, domains)
-        self.check_digests(state, m, tensors, domains, bases)
+            state[key] = flats[tensor["name"]] = before[key].copy() if key in before else fresh
+        bases = {d: domain_digest(tensors, domain, flats) for d, domain in enumerate(domains)}
+        self.write_chunks(flats, m, tensors, domains)
+        self.check_digests(flats, m, tensors, domains, bases)
         return state
 
     def write_chunks(
@@ -964,7 +985,7 @@ def main() -> int:
             result = dump(options.path)
         else:
             result = rebuild(Root(options.path), options.version, options.way, options.out)
-    except Bad as error:
+    except BadObjectError as error:
         print(json.dumps({"error": error.code, "where": error.where}))
         return 1
     except OSError as error:

@@ -42,7 +42,7 @@ class DomainView:
         cast = table.cast[target]
         element_bytes = np.where(cast == 1, 4, width)
         self.width = width
-        self.arguments = (
+        self.arguments: tuple[npt.NDArray[Any], ...] = (
             table.box_position[first:stop],
             table.box_volume[first:stop],
             table.box_segment[first : stop + 1] - rows.start,
@@ -126,12 +126,12 @@ def _find(positions: Any, low: int, high: int, value: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def _flatten(dims: Any, low: Any, high: Any) -> bool:
-    """Whether the sub-box is one interval of the box's row-major numbers along its last dimension."""
+def _is_line(dims: Any) -> bool:
+    """Whether all dimensions but the last are trivial, so that a sub-box is one interval of positions."""
+    longer = 0
     for d in range(dims.size - 1):
-        if dims[d] != 1:
-            return False
-    return True
+        longer += dims[d] != 1
+    return longer == 0
 
 
 @njit(nogil=True, cache=True)
@@ -142,7 +142,7 @@ def _place(
     """Fill addresses and canonical indices of the entries that lie in the sub-box; returns how many do."""
     count = 0
     rank = dims.size
-    if _flatten(dims, low, high):
+    if _is_line(dims):
         ts, ss, shift = t_stride[rank - 1], s_stride[rank - 1], low[rank - 1]
         for i in range(start, stop):
             r = np.int64(positions[i]) - origin
@@ -308,11 +308,17 @@ def _apply(
         end = _find(positions, at, positions.size, origin + box_volume[box])
         for s in range(box_segment[box], box_segment[box + 1]):
             first, stop = at, end
-            flattened = _flatten(dims[s], low[s], high[s])
+            flattened = _is_line(dims[s])
             if flattened:
                 first = _find(positions, at, end, origin + low[s, last])
                 stop = _find(positions, first, end, origin + high[s, last])
-            if flattened and width < 8 and cast[s] == 0 and t_stride[s, last] == width and s_stride[s, last] == 1:
+            if (
+                flattened
+                and width < 8
+                and cast[s] == 0
+                and t_stride[s, last] == width
+                and s_stride[s, last] == 1
+            ):
                 place = t_base[s] - (origin + low[s, last]) * width
                 flat_shift = s_base[s] - origin
                 for a in range(first, stop, _BATCH):
@@ -329,7 +335,18 @@ def _apply(
                     t_stride[s], s_stride[s], t_base[s], s_base[s], entry, address, flat,
                 )  # fmt: skip
                 _write(
-                    operation, order, values, undo, keep, cast[s] == 1, count, entry, address, before, after, wide
+                    operation,
+                    order,
+                    values,
+                    undo,
+                    keep,
+                    cast[s] == 1,
+                    count,
+                    entry,
+                    address,
+                    before,
+                    after,
+                    wide,
                 )
                 if counted[s]:
                     _update(count, flat, before, after, values.itemsize, salt[s], table, digest)

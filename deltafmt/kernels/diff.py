@@ -54,7 +54,7 @@ def diff(
 
 
 @njit(nogil=True, cache=True)
-def _diff(old: Any, new: Any, first: int, position: Any, before: Any, after: Any) -> int:
+def _diff(old: Any, new: Any, first: int, position: Any, before: Any, after: Any) -> Any:
     masks = np.empty(_BLOCK // LANES, np.uint64)
     total = _U64(0)
     for low in range(0, old.size, _BLOCK):

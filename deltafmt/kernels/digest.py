@@ -8,6 +8,7 @@ tensor's salt (`segments.tensor_salt`). Being linear, it is updated from differe
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -44,15 +45,11 @@ def _table() -> Any:
     return table
 
 
-_TABLE: npt.NDArray[np.uint32] | None = None
-
-
+@cache
 def multipliers() -> npt.NDArray[np.uint32]:
-    """A_0 and A_1 as rows; odd, hence invertible."""
-    global _TABLE
-    if _TABLE is None:
-        _TABLE = _table()
-    return _TABLE
+    """A_0 and A_1 as rows; odd, hence invertible. Everybody gets the same array."""
+    table: npt.NDArray[np.uint32] = _table()
+    return table
 
 
 def zero() -> Digest:

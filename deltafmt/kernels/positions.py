@@ -10,7 +10,6 @@ import numpy.typing as npt
 from numba import njit
 
 from deltafmt.errors import FormatError
-from deltafmt.format.constants import MAX_SHIFT
 
 Positions = npt.NDArray[np.uint32]
 Bytes = npt.NDArray[np.uint8]
@@ -57,22 +56,6 @@ class CodedPositions:
     low: Bytes
     entries: Counts
     elements: Counts
-
-
-def choose_shift(positions: Positions, starts: npt.NDArray[np.int64]) -> int:
-    """The shift whose gap bytes (at their entropy) and low bits take the fewest bits."""
-    mean = float(starts[-1]) / max(1, len(positions))
-    if mean < _DENSE_MEAN:
-        return 0
-    guess = max(0, int(np.log2(mean / 128)))
-    candidates = sorted({max(0, guess - 1), guess, min(MAX_SHIFT, guess + 1), min(MAX_SHIFT, guess + 2)})
-    costs = []
-    for shift in candidates:
-        counts = _histogram(positions, starts, shift)
-        total = counts.sum()
-        used = counts[counts > 0]
-        costs.append(float(-(used * np.log2(used / total)).sum()) + shift * len(positions))
-    return candidates[int(np.argmin(costs))]
 
 
 def encode_positions(positions: Positions, starts: npt.NDArray[np.int64], shift: int) -> CodedPositions:
@@ -126,28 +109,7 @@ def unpack_counts(column: Bytes, fields: int = 4) -> list[Counts]:
 
 
 @njit(nogil=True, cache=True)
-def _histogram(positions: Any, starts: Any, shift: int) -> Any:
-    counts = np.zeros(256, np.int64)
-    block, end, previous = 0, starts[1], starts[0] - 1
-    for i in range(positions.size):
-        p = np.int64(positions[i])
-        if p >= end:
-            while p >= starts[block + 1]:
-                block += 1
-            previous, end = starts[block] - 1, starts[block + 1]
-        v = (p - previous - 1) >> shift
-        previous = p
-        while v >= _ESCAPE:
-            counts[_ESCAPE] += 1
-            v -= _ESCAPE
-        counts[v] += 1
-    return counts
-
-
-@njit(nogil=True, cache=True)
-def _encode(
-    positions: Any, starts: Any, shift: int, gap: Any, low: Any, entries: Any, elements: Any
-) -> Any:
+def _encode(positions: Any, starts: Any, shift: int, gap: Any, low: Any, entries: Any, elements: Any) -> Any:
     at, i = _U64(0), _U64(0)
     total = _U64(positions.size)
     for block in range(entries.size):
@@ -194,7 +156,8 @@ def _append_low(low: Any, bit: Any, value: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def _decode(gap: Any, low: Any, entries: Any, elements: Any, starts: Any, shift: int, positions: Any) -> Any:
-    at = count = 0
+    at: Any = 0
+    count: Any = 0
     for block in range(entries.size):
         stop = at + np.int64(entries[block])
         first = count
@@ -215,7 +178,7 @@ def _decode(gap: Any, low: Any, entries: Any, elements: Any, starts: Any, shift:
 
 
 @njit(nogil=True, cache=True)
-def _run(gap: Any, p: int, positions: Any, count: Any) -> Any:
+def _run(gap: Any, p: Any, positions: Any, count: Any) -> Any:
     out = positions[count:]
     n = _U64(0)
     for k in range(gap.size):
@@ -228,7 +191,7 @@ def _run(gap: Any, p: int, positions: Any, count: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def _shifted_run(gap: Any, low: Any, p: int, shift: int, positions: Any, count: int) -> Any:
+def _shifted_run(gap: Any, low: Any, p: Any, shift: int, positions: Any, count: int) -> Any:
     mask = (1 << shift) - 1
     out = positions[count:]
     n = _U64(0)

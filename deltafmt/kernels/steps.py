@@ -130,9 +130,7 @@ def decode_steps(
     words = np.frombuffer(escape.tobytes(), dtype)
     # One byte more, so that the loop may look at the next magnitude before it knows whether there is one.
     magnitude = np.concatenate((coded.magnitude, np.zeros(1, np.uint8)))
-    status, block = _decode(
-        coded.code, magnitude, words, elements, coded.magnitudes, coded.escapes, step
-    )
+    status, block = _decode(coded.code, magnitude, words, elements, coded.magnitudes, coded.escapes, step)
     if status == 0 and listed % 4 and coded.code[-1] >> (2 * (listed % 4)):
         status, block = 4, len(elements) - 1
     if status:
@@ -141,10 +139,10 @@ def decode_steps(
 
 
 @njit(nogil=True, cache=True)
-def _count_escapes(step: Any) -> int:
+def _count_escapes(step: Any) -> Any:
     sign = _sign(step.itemsize)
     mask = (sign - _ONE) | sign
-    count = 0
+    count: Any = 0
     for i in range(step.size):
         d = _U64(step[i])
         size = (_ZERO - d) & mask if d & sign else d

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from deltafmt.store import open_store, register_protocol
-from deltafmt.testing.faulty import FaultyStore
 from deltafmt.tensors import bits, empty, numpy_bits
+from deltafmt.testing.faulty import FaultyStore
 
 Tensors = dict[str, torch.Tensor]
 

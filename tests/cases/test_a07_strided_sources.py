@@ -46,7 +46,7 @@ def test_targets_that_are_not_contiguous_either() -> None:
     root = new_root()
     deltafmt.Writer(root).publish_anchor(views(7))
     memory = {"t": torch.zeros(3, 4, dtype=torch.float64), "s": torch.full((3, 4), 5.0, dtype=torch.float64)}
-    live = {"t": memory["t"].T, "s": memory["s"][:, ::2], "f": np.zeros((3, 4), order="F")}
+    live: dict[str, Any] = {"t": memory["t"].T, "s": memory["s"][:, ::2], "f": np.zeros((3, 4), order="F")}
     deltafmt.Receiver(root, live).advance()
     expected = logical(views(7))
     assert (live["t"] == expected["t"]).all()

@@ -67,7 +67,7 @@ def test_bad(vector: dict[str, Any]) -> None:
     with pytest.raises(DeltafmtError) as caught:
         by_library(root, vector)
     assert caught.value.kind == vector["error"]
-    with pytest.raises(refdump.Bad) as bad:
+    with pytest.raises(refdump.BadObjectError) as bad:
         by_refdump(root, vector)
     assert bad.value.code == vector["error"]
 

@@ -11,7 +11,6 @@ from deltafmt.kernels.diff import DiffScratch, diff
 from deltafmt.kernels.fold import compose
 from deltafmt.kernels.positions import (
     block_starts,
-    choose_shift,
     count_blocks,
     decode_positions,
     encode_positions,
@@ -27,6 +26,7 @@ from deltafmt.kernels.steps import (
     step_between,
     to_planes,
 )
+from deltafmt.write.encode import choose_shift
 
 SEEDS = st.integers(0, 2**32 - 1)
 WIDTHS = st.sampled_from([1, 2, 4, 8])
