@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 
 from deltafmt.format.chunk import ChunkHead, PackedChunk, pack_chunk
+from deltafmt.format.codec import compress
 from deltafmt.format.constants import (
     BLOCK,
     CODE,
@@ -17,10 +19,12 @@ from deltafmt.format.constants import (
     LOW,
     MAGNITUDE,
     MAX_BLOCK_LOG2,
+    MAX_SHIFT,
     PLANE,
+    SET,
     STEP,
 )
-from deltafmt.kernels.positions import block_starts, choose_shift, encode_positions, pack_counts
+from deltafmt.kernels.positions import CodedPositions, block_starts, encode_positions, pack_counts
 from deltafmt.kernels.steps import encode_steps, step_between, to_planes
 from deltafmt.write.cut import Bits, Cut, Piece
 from deltafmt.write.detect import Detected
@@ -28,6 +32,10 @@ from deltafmt.write.source import LiveSource
 
 _LISTED_PER_BLOCK = 256
 """Elements that a block should list: fewer, and its counts weigh more than they are worth."""
+_PLAIN_GAP = 180
+"""Mean distance of listed elements below which single bytes need no shift."""
+_SAMPLE = 8192
+"""Elements on which shifts are tried out."""
 _DENSE_SHARE = 0.25
 """A chunk of steps larger than this share of all bits is compared with a dense one."""
 
@@ -48,33 +56,62 @@ def encode(cut: Cut, source: LiveSource, detected: Detected) -> PackedChunk | No
 
 def encode_step(cut: Cut, detected: Detected) -> PackedChunk:
     """The changes as steps from the old bits."""
-    domain, positions, tiling = detected.domain, detected.positions, cut.tiling
-    rows = tiling.box_rows(domain)
-    boxes = slice(rows.start, rows.stop)
-    order = cut.order(domain)
-    block = _block_log2(len(positions), int(tiling.volume[domain]))
-    starts = block_starts(tiling.box_position[boxes], tiling.box_volume[boxes], block)
-    shift = choose_shift(positions, starts)
-    coded = encode_positions(positions, starts, shift)
+    domain, order = detected.domain, cut.order(detected.domain)
+    head, coded = _positions(cut, domain, detected.positions, STEP)
     steps = encode_steps(step_between(detected.old, detected.new, order), coded.elements)
+    counts = pack_counts(coded.entries, coded.elements, steps.magnitudes, steps.escapes)
+    columns = {CODE: steps.code, MAGNITUDE: steps.magnitude, ESCAPE: steps.escape}
+    return pack_chunk(head, {GAP: coded.gap, LOW: coded.low, BLOCK: counts, **columns})
+
+
+def encode_set(cut: Cut, domain: int, positions: npt.NDArray[np.uint32], new: Bits) -> PackedChunk:
+    """New bits at ascending positions, for whoever does not know the old ones."""
+    head, coded = _positions(cut, domain, positions, SET)
+    none = np.zeros_like(coded.entries)
+    counts = pack_counts(coded.entries, coded.elements, none, none)
+    planes = {PLANE + j: plane for j, plane in enumerate(to_planes(new))}
+    return pack_chunk(head, {GAP: coded.gap, LOW: coded.low, BLOCK: counts, **planes})
+
+
+def _positions(
+    cut: Cut, domain: int, positions: npt.NDArray[np.uint32], operation: int
+) -> tuple[ChunkHead, CodedPositions]:
+    rows = cut.tiling.box_rows(domain)
+    boxes = slice(rows.start, rows.stop)
+    block = _block_log2(len(positions), int(cut.tiling.volume[domain]))
+    starts = block_starts(cut.tiling.box_position[boxes], cut.tiling.box_volume[boxes], block)
+    shift = choose_shift(positions, starts)
     head = ChunkHead(
         domain=domain,
-        operation=STEP,
-        order=order,
+        operation=operation,
+        order=cut.order(domain),
         width=cut.width(domain),
         shift=shift,
         block=block,
         listed=len(positions),
     )
-    columns = {
-        GAP: coded.gap,
-        LOW: coded.low,
-        BLOCK: pack_counts(coded.entries, coded.elements, steps.magnitudes, steps.escapes),
-        CODE: steps.code,
-        MAGNITUDE: steps.magnitude,
-        ESCAPE: steps.escape,
-    }
-    return pack_chunk(head, columns)
+    return head, encode_positions(positions, starts, shift)
+
+
+def choose_shift(positions: npt.NDArray[np.uint32], starts: npt.NDArray[np.int64]) -> int:
+    """The shift under which a sample of the positions takes the fewest bytes, compressed as they will be.
+
+    No shift where that costs nothing: plain gaps decode faster.
+    """
+    mean = int(starts[-1]) / len(positions)
+    if mean < _PLAIN_GAP:
+        return 0
+    sample = positions[:_SAMPLE]
+    part = starts[: int(np.searchsorted(starts, sample[-1], "right")) + 1]
+    least = min(MAX_SHIFT, max(0, int(math.log2(mean / 128))))
+    return min(
+        range(least, min(MAX_SHIFT, least + 2) + 1), key=lambda shift: _sample_bytes(sample, part, shift)
+    )
+
+
+def _sample_bytes(sample: npt.NDArray[np.uint32], starts: npt.NDArray[np.int64], shift: int) -> int:
+    coded = encode_positions(sample, starts, shift)
+    return len(compress(coded.gap)[1]) + len(coded.low)
 
 
 def encode_dense(cut: Cut, domain: int, bits: Bits) -> PackedChunk:

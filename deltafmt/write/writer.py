@@ -15,6 +15,7 @@ from deltafmt.errors import (
     BaseMismatchError,
     CommitConflictError,
     CommitUnknownError,
+    FormatError,
     NotFoundError,
     SchemaError,
     UnsupportedError,
@@ -24,7 +25,7 @@ from deltafmt.format.records import Manifest
 from deltafmt.layout import Layout
 from deltafmt.read.history import History
 from deltafmt.schema import Schema
-from deltafmt.store import Store, open_store
+from deltafmt.store import open_store
 from deltafmt.tensors import NamedTensors, named
 from deltafmt.tiling import DOMAIN_ELEMENTS, make_tiling
 from deltafmt.write.anchor import add_anchor_way
@@ -79,7 +80,7 @@ class Writer:
 
     def __init__(
         self,
-        url: str | Store,
+        url: str,
         *,
         schema: Schema | None = None,
         rank: int = 0,
