@@ -14,7 +14,9 @@ def test_every_public_name_resolves() -> None:
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
-    code = "import sys, deltafmt; print([m for m in ('torch', 'numba', 'pyarrow', 'numpy') if m in sys.modules])"
+    code = (
+        "import sys, deltafmt; print([m for m in ('torch', 'numba', 'pyarrow', 'numpy') if m in sys.modules])"
+    )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
