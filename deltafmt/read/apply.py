@@ -12,11 +12,11 @@ import numpy.typing as npt
 from deltafmt.errors import BaseMismatchError, ChecksumError
 from deltafmt.format.constants import DENSE
 from deltafmt.format.records import Manifest
-from deltafmt.kernels import apply as kernel
 from deltafmt.kernels.digest import Digest, zero
 from deltafmt.read.decode import decode_chunk
 from deltafmt.read.fetch import StagedChunk
 from deltafmt.read.fold import Folded, fold
+from deltafmt.read.live import LiveDomain
 from deltafmt.read.views import View
 
 _DECODED_BYTES = 12
@@ -100,9 +100,8 @@ def apply_domain(view: View, task: DomainTask, expected: Expected, undo: Undo | 
     )
     folded = fold(decoded, where=f"version {task.version}, domain {domain}")
     live = view.domain(domain)
-    like = np.empty(0, shape.dtype)
     if folded.dense is None or undo is not None:
-        _check_casts(view, live, domain, like)
+        _check_casts(view, live, domain)
     if folded.dense is not None:
         _write_dense(live, folded.dense, undo)
         digest = None
@@ -114,7 +113,7 @@ def apply_domain(view: View, task: DomainTask, expected: Expected, undo: Undo | 
         wrong = digest != expected.after[domain] - expected.before[domain]
     else:
         found = zero()
-        kernel.scan(live, found, like)
+        live.scan(found)
         wrong = found != expected.after[domain]
     if wrong.any():
         raise ChecksumError(
@@ -124,8 +123,8 @@ def apply_domain(view: View, task: DomainTask, expected: Expected, undo: Undo | 
         )
 
 
-def _check_casts(view: View, live: kernel.DomainView, domain: int, like: npt.NDArray[Any]) -> None:
-    if not kernel.cast_exact(live, like):
+def _check_casts(view: View, live: LiveDomain, domain: int) -> None:
+    if not live.cast_exact:
         raise BaseMismatchError(
             "a live value is no image of the source dtype of its cast",
             kind="cast-inexact",
@@ -133,17 +132,17 @@ def _check_casts(view: View, live: kernel.DomainView, domain: int, like: npt.NDA
         )
 
 
-def _write_dense(live: kernel.DomainView, bits: npt.NDArray[Any], undo: Undo | None) -> None:
+def _write_dense(live: LiveDomain, bits: npt.NDArray[Any], undo: Undo | None) -> None:
     if undo is None:
-        kernel.apply_dense(live, bits)
+        live.write(bits)
         return
     old = np.zeros_like(bits)
-    kernel.gather_dense(live, old)
-    undo.actions.append(lambda: kernel.apply_dense(live, old))
-    kernel.apply_dense(live, bits)
+    live.read(old)
+    undo.actions.append(lambda: live.write(old))
+    live.write(bits)
 
 
-def _write_changes(live: kernel.DomainView, folded: Folded, undo: Undo | None) -> Digest:
+def _write_changes(live: LiveDomain, folded: Folded, undo: Undo | None) -> Digest:
     """By how much the digest of the domain has moved."""
     digest = zero()
     for changes, steps in ((folded.set, False), (folded.step, True)):
@@ -152,13 +151,13 @@ def _write_changes(live: kernel.DomainView, folded: Folded, undo: Undo | None) -
         positions, values = changes
         old = None if undo is None else np.zeros_like(values)
         if steps:
-            kernel.apply_step(live, positions, values, folded.order, old, digest)
+            live.step(positions, values, folded.order, old, digest)
         else:
-            kernel.apply_set(live, positions, values, old, digest)
+            live.set(positions, values, old, digest)
         if undo is not None:
             undo.actions.append(_restore(live, positions, old))
     return digest
 
 
-def _restore(live: kernel.DomainView, positions: Any, old: Any) -> Callable[[], None]:
-    return lambda: kernel.apply_set(live, positions, old, None, zero())
+def _restore(live: LiveDomain, positions: Any, old: Any) -> Callable[[], None]:
+    return lambda: live.set(positions, old, None, zero())

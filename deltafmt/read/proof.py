@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from deltafmt.errors import ChecksumError, NotFoundError
 from deltafmt.format.records import DomainTable, Manifest
-from deltafmt.kernels import apply as kernel
 from deltafmt.kernels.digest import Digest, zero
 from deltafmt.read.history import History, Stored
+from deltafmt.read.live import LiveDomain
 from deltafmt.read.pool import run_bounded
 from deltafmt.read.replica import Replica
 from deltafmt.read.views import View
@@ -119,8 +119,7 @@ def _scan(
 
     def scan(domain: int) -> tuple[int, list[tuple[int, Digest]]]:
         live = view.domain(domain)
-        like = np.empty(0, f"<u{live.width}")
-        if not kernel.cast_exact(live, like):
+        if not live.cast_exact:
             raise ChecksumError(
                 "a live value is no image of the source dtype of its cast",
                 kind="content-mismatch",
@@ -132,7 +131,7 @@ def _scan(
         found = []
         for row in dict.fromkeys(sources.tolist()):
             digest = zero()
-            kernel.scan(live.only(sources == row), digest, like)
+            live.only(sources == row).scan(digest)
             found.append((row, digest))
         return domain, found
 
@@ -146,17 +145,17 @@ def _scan(
     return sums, partial
 
 
-def _check_copies(view: View, domain: int, live: kernel.DomainView, counted: npt.NDArray[np.bool_]) -> None:
+def _check_copies(view: View, domain: int, live: LiveDomain, counted: npt.NDArray[np.bool_]) -> None:
     """Second copies of an element are not digested; they must be equal to the one that is."""
     copies = np.flatnonzero(~counted)
     if not len(copies):
         return
     shape = view.shape(domain)
     counts = np.zeros(shape.volume, shape.dtype)
-    kernel.gather_dense(live.restricted(counted), counts)
+    live.restricted(counted).read(counts)
     for row in copies.tolist():
         bits = counts.copy()
-        kernel.gather_dense(live.restricted(np.arange(len(counted)) == row), bits)
+        live.restricted(np.arange(len(counted)) == row).read(bits)
         if (bits != counts).any():
             raise ChecksumError(
                 "two live copies of one element differ", kind="content-mismatch", where=view.name(domain)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from deltafmt.errors import FormatError
+from deltafmt.format.links import check_recut
 from deltafmt.layout import Layout
 from deltafmt.read.apply import DomainTask, Expected, Undo, apply_domain
 from deltafmt.read.fetch import StagedChunk, fetch_chunks
@@ -67,7 +68,7 @@ class Replica:
         result = []
         for before, stored in zip((held, *path), path, strict=False):
             if before is not None and stored.manifest.base is not None:
-                self._check_new(stored, before)
+                self._check_base(stored, before)
             view = self.views.view(stored.manifest, final)
             result.append(Link(stored=stored, view=view, plan=plan_link(stored.manifest, view.table)))
         return result
@@ -86,6 +87,7 @@ class Replica:
         with _restoring(undo):
             for run in _runs(staged):
                 self._apply_run(run, undo)
+            self.views.targets.synchronize()
 
     def stream(self, links: Sequence[Link], undo: Undo | None) -> None:
         """Write links as their chunks arrive, each checked before use.
@@ -100,6 +102,7 @@ class Replica:
                     self._stream_link(batch[0], undo)
                 else:
                     self.apply(self.stage(batch), undo)
+            self.views.targets.synchronize()
 
     def _stream_link(self, link: Link, undo: Undo | None) -> None:
         chunks = fetch_chunks(self.history.store, link.plan)
@@ -123,7 +126,12 @@ class Replica:
             weigh=lambda task: task.weight,
         )
 
-    def _check_new(self, stored: Stored, base: Stored) -> None:
+    def _check_base(self, stored: Stored, held: Stored) -> None:
+        # What is held may have come by a further way, cut otherwise than the version itself.
+        base = self.history.first_way(held.manifest.version) if held.manifest.is_way else held
+        manifest = stored.manifest
+        domains = len(self.history.tiling(manifest.tiling, manifest.schema))
+        check_recut(manifest, base.manifest, domains, where=stored.key)
         new = self.views.lacks_data(stored.manifest, base.manifest)
         if new is not None:
             raise FormatError(

@@ -14,7 +14,7 @@ import torch
 from deltafmt.errors import LayoutError, UnsupportedError
 from deltafmt.layout import Layout, Placement, TargetInfo, contiguous_strides
 from deltafmt.schema import Schema
-from deltafmt.tensors import NamedTensors, dtype_name, named, torch_dtype
+from deltafmt.tensors import NamedTensors, bits, dtype_name, named, torch_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,32 @@ class Targets:
     def memories(self) -> tuple[Memory, ...]:
         """Memory by memory, as in `names`."""
         return tuple(self._memory(names) for names in self._groups or [[name] for name in self.tensors])
+
+    @cached_property
+    def foreign(self) -> npt.NDArray[np.bool_]:
+        """Which memories are not in this process's main memory."""
+        return np.array([not self.tensors[name].is_cpu for name in self.names], bool)
+
+    @cached_property
+    def flats(self) -> list[torch.Tensor | None] | None:
+        """The foreign memories as flat integer tensors (None for others); None where there are none."""
+        if not self.foreign.any():
+            return None
+        flats: list[torch.Tensor | None] = []
+        for name, info, foreign in zip(
+            self.names, self.memory_infos.values(), self.foreign.tolist(), strict=True
+        ):
+            tensor = self.tensors[name]
+            flats.append(bits(tensor).as_strided((info.span,), (1,)) if foreign else None)
+        return flats
+
+    def synchronize(self) -> None:
+        """Wait until what was written is there for everybody."""
+        if self.flats is not None:
+            from deltafmt.kernels.torch_backend import synchronize
+
+            for device in {flat.device: flat for flat in self.flats if flat is not None}.values():
+                synchronize(device)
 
     @cached_property
     def _home(self) -> dict[str, Memory]:
@@ -164,6 +190,11 @@ class Targets:
         else:
             sizes = [_span_bytes(name, tensor) for name, tensor in self.tensors.items()]
         stop = start + np.array(sizes, np.int64)
+        devices = {device: n for n, device in enumerate({tensor.device for tensor in self.tensors.values()})}
+        if len(devices) > 1:
+            # Equal addresses on two devices are two places.
+            shift = np.array([devices[tensor.device] << 56 for tensor in self.tensors.values()], np.int64)
+            start, stop = start + shift, stop + shift
         # Empty tensors have no address worth the name: each is a memory of its own.
         full = np.flatnonzero(start < stop)
         order = full[np.argsort(start[full], kind="stable")]
@@ -204,11 +235,11 @@ def _writable(named_tensors: NamedTensors) -> dict[str, torch.Tensor]:
             raise LayoutError("a read-only array cannot be a target", kind="target-strides", where=repr(name))
     tensors = named(pairs)
     for name, tensor in tensors.items():
-        if not tensor.is_cpu:
+        if tensor.is_meta or tensor.layout is not torch.strided:
             raise UnsupportedError(
-                "tensors on this device cannot be written to",
+                "a tensor without memory of its own, or a sparse one, cannot be written to",
                 kind="device-unsupported",
-                where=f"{name!r} on {tensor.device}",
+                where=f"{name!r}, {tensor.layout} on {tensor.device}",
             )
         if tensor.is_complex() and (tensor.is_conj() or tensor.is_neg()):
             raise LayoutError("a lazy view cannot be a target", kind="target-strides", where=repr(name))

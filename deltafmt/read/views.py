@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from deltafmt.format.records import Manifest
+from deltafmt.kernels import apply as native
 from deltafmt.kernels.apply import DomainView
 from deltafmt.layout import Layout
 from deltafmt.read.decode import DomainShape
 from deltafmt.read.history import History
+from deltafmt.read.live import LiveDomain
 from deltafmt.read.targets import Targets
 from deltafmt.schema import Schema, TensorSpec
 from deltafmt.segments import Placed, SegmentTable, make_segments, segments_of
@@ -36,9 +38,22 @@ class View:
             box_volume=self.tiling.box_volume[rows],
         )
 
-    def domain(self, domain: int) -> DomainView:
-        """What the kernels need to know of a domain."""
-        return DomainView(self.table, domain, self.targets.addresses, int(self.tiling.widths[domain]))
+    def domain(self, domain: int) -> LiveDomain:
+        """The live elements of a domain."""
+        table, targets, width = self.table, self.targets, int(self.tiling.widths[domain])
+        view = DomainView(table, domain, targets.addresses, width)
+        if targets.flats is None:
+            return LiveDomain.on_cpu(view)
+        from deltafmt.kernels import torch_backend
+
+        rows = table.segment_rows(domain)
+        foreign = targets.foreign[table.target[rows.start : rows.stop]]
+        other = torch_backend.TorchView(table, domain, targets.flats, width)
+        parts = [
+            (native, view.restricted(~foreign), ~foreign),
+            (torch_backend, other.restricted(foreign), foreign),
+        ]
+        return LiveDomain(parts, width)
 
     def name(self, domain: int) -> str:
         """A domain for error messages: its number and the tensors that it begins and ends with."""

@@ -1,0 +1,75 @@
+"""The torch back end against the compiled one: the same memory, old bits and digests after every verb."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deltafmt.kernels import apply as compiled
+from deltafmt.kernels import torch_backend
+from deltafmt.kernels.digest import zero
+from deltafmt.kernels.steps import step_between
+from tests.properties.test_apply import Case
+
+
+def flats(case: Case) -> list[torch.Tensor | None]:
+    arrays = [case.whole] + ([case.part] if case.cut else [])
+    return [torch.from_numpy(array.reshape(-1).view(f"<i{case.width}")) for array in arrays]
+
+
+def pairs(seed: int) -> tuple[Case, Case, list[tuple[Any, Any, np.ndarray, np.ndarray]]]:
+    """Two equal cases, and per domain the view of either with old and new bits by position."""
+    one, two = Case(seed), Case(seed)
+    domains = np.flatnonzero(two.table.touched).tolist()
+    foreign = [torch_backend.TorchView(two.table, domain, flats(two), two.width) for domain in domains]
+    both = [(*views, other) for views, other in zip(one.views(), foreign, strict=True)]
+    return one, two, [(view, other, old, new) for view, old, new, other in both]
+
+
+def alike(one: Case, two: Case) -> bool:
+    return bool((one.whole == two.whole).all() and (one.part == two.part).all())
+
+
+@given(st.integers(0, 2**32), st.sampled_from([0, 1]), st.booleans())
+def test_both_back_ends_do_the_same(seed: int, order: int, steps: bool) -> None:
+    one, two, domains = pairs(seed)
+    for view, other, old, new in domains:
+        positions = np.flatnonzero(old != new).astype(np.uint32)
+        values = step_between(old[positions], new[positions], order) if steps else new[positions]
+        results = []
+        for module, side in ((compiled, view), (torch_backend, other)):
+            before, change, total, gathered = np.zeros_like(values), zero(), zero(), np.zeros_like(old)
+            if steps:
+                module.apply_step(side, positions, values, order, before, change)
+            else:
+                module.apply_set(side, positions, values, before, change)
+            module.scan(side, total, old)
+            module.gather_dense(side, gathered)
+            results.append([before, change, total, gathered])
+        for found, expected in zip(*results, strict=True):
+            assert (found == expected).all()
+        assert alike(one, two)
+    for view, other, old, _ in domains:
+        compiled.apply_dense(view, old)
+        torch_backend.apply_dense(other, old)
+    assert alike(one, two)
+    assert two.holds(two.old)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_parts_of_a_view_are_the_same_parts(seed: int) -> None:
+    one, two, domains = pairs(seed)
+    for view, other, old, _ in domains:
+        segments = len(other.flats)
+        for chosen in (np.arange(segments) % 2 == 0, np.zeros(segments, bool), np.ones(segments, bool)):
+            for method in ("only", "restricted"):
+                found, expected = zero(), zero()
+                torch_backend.scan(getattr(other, method)(chosen), found, old)
+                compiled.scan(getattr(view, method)(chosen), expected, old)
+                assert (found == expected).all()
+    assert alike(one, two)
