@@ -12,8 +12,8 @@ VERSIONS, WAYS, SCHEMAS, TILINGS, FILES = "versions", "ways", "schemas", "tiling
 DATA, WAYS_DATA = "data", "ways-data"
 ANCHOR = "anchor"
 
-_VERSION_KEY = re.compile(r"versions/(\d{20})\.dfm")
-_WAY_KEY = re.compile(r"ways/(\d{20})/(\d{20}|anchor)\.dfm")
+_VERSION_KEY = re.compile(r"versions/([0-9]{20})\.dfm")
+_WAY_KEY = re.compile(r"ways/([0-9]{20})/([0-9]{20}|anchor)\.dfm")
 
 
 def schema_key(digest: bytes) -> str:

@@ -65,8 +65,7 @@ def test_spoiled_columns(
     heads = tuple(ColumnHead(*row) for row in packed.columns)
     try:
         decoded = decode_chunk(head, heads, memoryview(b"".join(packed.buffers)), shape, where="chunk")
-    except FormatError as error:
-        assert len(str(error)) < 500
+    except FormatError:
         return
     assert decoded.positions is not None
     positions = decoded.positions.astype(np.int64)
