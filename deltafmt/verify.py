@@ -11,6 +11,7 @@ from deltafmt.errors import DeltafmtError, FormatError, NotFoundError, StoreErro
 from deltafmt.export import read_side_file
 from deltafmt.format import keys
 from deltafmt.format.constants import TRAILER_BYTES
+from deltafmt.format.links import check_further_way, check_recut
 from deltafmt.format.objects import parse_footer
 from deltafmt.format.records import Footer, Manifest
 from deltafmt.format.shard import footer_offset
@@ -130,17 +131,28 @@ def _read_ways(survey: _Survey, version: int) -> None:
 def _check_links(survey: _Survey) -> None:
     """Base and target digests against the manifests that they name."""
     for key, way in survey.ways.items():
-        manifest = way.manifest
-        links = [(manifest.base, manifest.base_digest, "base-differs")]
-        if manifest.is_way:
-            links.append((manifest.version, manifest.target_digest, "target-digest"))
-        for number, digest, kind in links:
-            other = None if number is None else survey.ways.get(keys.version_key(number))
-            if other is not None and other.digest != digest:
-                error = FormatError(
-                    "link to another manifest", kind=kind, where=key, found=other.digest.hex()
-                )
-                survey.findings.append(_Finding(key, error, {key}))
+        try:
+            _check_link(survey, key, way.manifest)
+        except FormatError as error:
+            survey.findings.append(_Finding(key, error, {key}))
+
+
+def _check_link(survey: _Survey, key: str, manifest: Manifest) -> None:
+    base = None if manifest.base is None else survey.ways.get(keys.version_key(manifest.base))
+    if base is not None:
+        if base.digest != manifest.base_digest:
+            raise FormatError(
+                "link to another manifest", kind="base-differs", where=key, found=base.digest.hex()
+            )
+        tiling = survey.history.tiling(manifest.tiling, manifest.schema)
+        check_recut(manifest, base.manifest, len(tiling), where=key)
+    version = survey.ways.get(keys.version_key(manifest.version))
+    if manifest.is_way and version is not None:
+        if version.digest != manifest.target_digest:
+            raise FormatError(
+                "link to another manifest", kind="target-digest", where=key, found=version.digest.hex()
+            )
+        check_further_way(manifest, version.manifest, where=key)
 
 
 def _keep_needed(survey: _Survey, version: int) -> None:
@@ -199,7 +211,9 @@ def _check_footer(footer: Footer, manifest: Manifest, row: int, writer: int, whe
         manifest.attempt,
         writer,
     )
-    own = [(name, getattr(footer.chunks, name)) for name, _ in footer.chunks.column_types() if name != "shard"]
+    own = [
+        (name, getattr(footer.chunks, name)) for name, _ in footer.chunks.column_types() if name != "shard"
+    ]
     same = same and len(footer.chunks) == len(chunks)
     if not same or any((values != getattr(chunks, name)).any() for name, values in own):
         raise FormatError("footer disagrees with the manifest", kind="footer-mismatch", where=where)

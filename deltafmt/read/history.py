@@ -10,6 +10,7 @@ from deltafmt.errors import FormatError, NotFoundError
 from deltafmt.format import keys
 from deltafmt.format.checksum import blake2b
 from deltafmt.format.constants import MAX_OBJECT_BYTES
+from deltafmt.format.links import check_further_way
 from deltafmt.format.objects import parse_lineage, parse_manifest, parse_schema, parse_tiling
 from deltafmt.format.records import LineageRecord, Manifest
 from deltafmt.format.validate import check_manifest
@@ -87,8 +88,10 @@ class History:
                 raise FormatError(
                     "way from another base than its name says", kind="version-mismatch", where=key
                 )
-            if stored.manifest.target_digest != self.first_way(version).digest:
+            first = self.first_way(version)
+            if stored.manifest.target_digest != first.digest:
                 raise FormatError("way to another manifest of the version", kind="target-digest", where=key)
+            check_further_way(stored.manifest, first.manifest, where=key)
             found.append(stored)
         return found
 
