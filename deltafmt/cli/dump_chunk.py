@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from deltafmt.cli.dump_elements import element_lines, elements
 from deltafmt.cli.dump_object import Source, read_shard_footer
 from deltafmt.cli.failures import UsageError
 from deltafmt.cli.hexdump import LINE_BYTES, hex_lines
 from deltafmt.cli.output import Output, table
 from deltafmt.errors import ChecksumError, DeltafmtError, FormatError, NotFoundError
 from deltafmt.format.checksum import crc32c
+from deltafmt.format.chunk import ChunkHead, ColumnHead
 from deltafmt.format.codec import decompress
 from deltafmt.format.constants import CODECS, COLUMNS, OPERATIONS, SHARD_MAGIC
 from deltafmt.format.keys import shard_key
@@ -31,6 +33,7 @@ class Column:
     """One stored column of the chunk. `raw` is None where `problem` says why it cannot be decoded."""
 
     name: str
+    number: int
     codec: int
     offset: int
     stored: bytes
@@ -53,12 +56,39 @@ def dump(source: Source, options: argparse.Namespace, out: Output, limit: int | 
     columns = list(_columns(source, record, row, key))
     if options.column is None:
         result = _chunk(record, row, key, columns)
+        sound = all(column.problem is None and column.raw is not None for column in columns)
+        if sound and source.target.in_lineage:
+            most = result["listed"] if limit is None else limit
+            result["elements"] = _elements(source, record, row, columns, most)
         out.give(result, _render)
     else:
         _dump_column(_pick(columns, options.column), options, out, limit)
     for column in columns:
         if column.problem is not None and options.column in (None, column.name):
             raise column.problem
+
+
+def _elements(
+    source: Source, record: Manifest | Footer, row: int, columns: list[Column], most: int
+) -> list[dict[str, Any]] | None:
+    """The first elements; None where schema or tiling are not to be had."""
+    names = ("domain", "operation", "order", "width", "shift", "block", "listed")
+    head = ChunkHead(**{name: int(getattr(record.chunks, name)[row]) for name in names})
+    heads = tuple(
+        ColumnHead(
+            column=column.number,
+            codec=column.codec,
+            stored=len(column.stored),
+            raw=column.raw_bytes,
+            crc=column.crc,
+        )
+        for column in columns
+    )
+    data = b"".join(column.stored for column in columns)
+    try:
+        return elements(source, record, head, heads, data, most)
+    except NotFoundError:
+        return None
 
 
 def _record(source: Source) -> Manifest | Footer:
@@ -97,6 +127,7 @@ def _columns(source: Source, record: Manifest | Footer, row: int, key: str) -> I
         raw, problem = _decoded(stored, codec, raw_bytes, crc, f"{key}, chunk {row}, column {name}")
         yield Column(
             name=name,
+            number=number,
             codec=codec,
             offset=offset,
             stored=stored,
@@ -189,6 +220,9 @@ def _render(data: dict[str, Any]) -> Iterator[str]:
         ),
         left=["column", "codec", "state"],
     )
+    if data.get("elements"):
+        yield ""
+        yield from element_lines(data["elements"], data["listed"])
 
 
 def _dump_column(column: Column, options: argparse.Namespace, out: Output, limit: int | None) -> None:

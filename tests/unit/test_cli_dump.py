@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deltafmt.cli.targets import find_target
-from tests.cli_help import make_lineage, run, run_json
+from tests.cli_help import make_lineage, run, run_json, weights
 
 
 @pytest.fixture
@@ -48,8 +49,38 @@ def test_a_chunk_from_its_shard_and_from_the_manifest(root: Path, capsys: pytest
     assert lone["operation"] == "step"
     assert {"gap", "block", "code"} <= {column["column"] for column in lone["columns"]}
     assert all(column["problem"] is None for column in lone["columns"])
+    changes = [e for row in range(2) for e in _elements(root, row, capsys)]
+    assert [(e["tensor"], e["flat"], e["step"]) for e in changes if e["tensor"] == "layer.weight"] == [
+        ("layer.weight", flat, step) for flat, step in zip((0, 40, 900), _steps(), strict=True)
+    ]
+    assert next(e["index"] for e in changes if e["flat"] == 40) == [1, 8]
+    assert "layer.weight" in run(capsys, "dump", _shard(root, 1), "--chunk", 0) + run(
+        capsys, "dump", _shard(root, 1), "--chunk", 1
+    )
     run(capsys, "dump", _shard(root, 1), "--chunk", 99, code=2)
     run(capsys, "dump", root / "lineage.dfm", "--chunk", 0, code=2)
+
+
+def _elements(root: Path, row: int, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = run_json(capsys, "dump", _shard(root, 1), "--chunk", row)["elements"]
+    return found
+
+
+def _steps() -> list[int]:
+    """One up in bits is one step away from zero: up for a positive value, down for a negative one."""
+    signs = weights()["layer.weight"].view(-1)[[0, 40, 900]] < 0
+    return [-1 if negative else 1 for negative in signs.tolist()]
+
+
+def test_a_lone_shard_shows_columns_without_elements(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lone = tmp_path / "lone.dfs"
+    lone.write_bytes(_shard(root, 1).read_bytes())
+    assert "elements" not in run_json(capsys, "dump", lone, "--chunk", 0)
+    (tmp_path / "data").mkdir()
+    moved = lone.rename(tmp_path / "data" / "lone.dfs")
+    assert run_json(capsys, "dump", moved, "--chunk", 0)["elements"] is None
 
 
 def test_columns_as_decoded_and_as_stored(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
