@@ -11,7 +11,7 @@ import torch
 from deltafmt.errors import ChecksumError
 from deltafmt.read.history import History
 from deltafmt.schema import Schema
-from deltafmt.write.commit import Outcome, commit, drop, shard_keys
+from deltafmt.write.commit import Outcome, commit, drop, sealed, shard_keys
 from deltafmt.write.cut import Cut
 from deltafmt.write.source import LiveSource
 from deltafmt.write.way import WayPlan, anchor_results, build_way, tensor_sums
@@ -54,8 +54,7 @@ def add_anchor_way(
             kind="content-mismatch",
             where=f"version {version}, {schema.tensors[int(differ.argmax())].name!r}",
         )
-    outcome, _ = commit(history.store, manifest)
-    if outcome is not Outcome.OURS:
+    if commit(history.store, *sealed(manifest)) is not Outcome.OURS:
         drop(history.store, shard_keys(manifest))
 
 

@@ -56,16 +56,20 @@ def now_ms() -> int:
 def create_root(store: Store, schema: Schema) -> LineageRecord:
     """Begin a lineage; `CommitConflictError` (`lineage-exists`) if there is one."""
     store.check_exclusive()
+    if store.exists(keys.LINEAGE):
+        raise _exists(store)
     digest = digest_of_schema(schema)
     put_once(store, keys.schema_key(digest), emit_schema(schema))
     record = LineageRecord(lineage=secrets.token_bytes(16), created=now_ms(), schema=digest)
     try:
         store.put_if_absent(keys.LINEAGE, emit_lineage(record))
     except AlreadyExists as error:
-        raise CommitConflictError(
-            "a lineage is here already", kind="lineage-exists", where=store.url
-        ) from error
+        raise _exists(store) from error
     return record
+
+
+def _exists(store: Store) -> CommitConflictError:
+    return CommitConflictError("a lineage is there already; open it", kind="lineage-exists", where=store.url)
 
 
 def put_once(store: Store, key: str, data: bytes) -> None:
@@ -92,28 +96,32 @@ def put_files(store: Store, files: Files) -> dict[str, tuple[bytes, int]]:
     return result
 
 
-def commit(store: Store, manifest: Manifest) -> tuple[Outcome, Stored]:
+def sealed(manifest: Manifest) -> tuple[Stored, bytes]:
+    """The manifest as it is going to be stored, and its bytes."""
+    data = emit_manifest(manifest)
+    return Stored(key=manifest_key(manifest), digest=blake2b(data), manifest=manifest), data
+
+
+def commit(store: Store, stored: Stored, data: bytes) -> Outcome:
     """Create the manifest: the moment at which a version or way comes to exist.
 
-    A reply that was lost is settled by reading back and comparing the attempt. Raises `CommitUnknownError`
-    only while the storage cannot be reached, and `StoreError` where it is certain that nothing was created.
+    A reply that was lost is settled by reading back and comparing the attempt. After any exception the
+    outcome is open (a request may still be under way): keep the shards, and `settle` later. The exception
+    is `CommitUnknownError` where the storage could not be read either.
     """
-    key = manifest_key(manifest)
-    data = emit_manifest(manifest)
-    stored = Stored(key=key, digest=blake2b(data), manifest=manifest)
     for attempt in range(1, _CREATE_ATTEMPTS + 1):
         try:
-            store.put_if_absent(key, data)
+            store.put_if_absent(stored.key, data)
         except AlreadyExists:
-            return settle(store, manifest), stored
+            return settle(store, stored.manifest)
         except StoreError as error:
-            outcome = settle(store, manifest, cause=error)
+            outcome = settle(store, stored.manifest, cause=error)
             if outcome is not Outcome.ABSENT:
-                return outcome, stored
+                return outcome
             if attempt == _CREATE_ATTEMPTS:
                 raise
         else:
-            return Outcome.OURS, stored
+            return Outcome.OURS
     raise AssertionError
 
 

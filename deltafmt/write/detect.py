@@ -55,7 +55,8 @@ Baseline = list[Bits | None]
 class Detected:
     """What one domain turned out to be.
 
-    `dense` holds all bits of the result where a part of the domain has no base. `moved` is the change of
+    `dense` holds all bits of the result where a part of the domain has no base, and `dense_changed` counts
+    what changed then. `moved` is the change of
     each tensor's digest, `result` the domain's own, `base` that of what was published last.
     """
 
@@ -67,11 +68,12 @@ class Detected:
     moved: dict[int, Digest] = field(default_factory=dict)
     result: Digest
     base: Digest | None
+    dense_changed: int = 0
 
     @property
     def changed(self) -> int:
         """Elements whose bits differ from the base's; elements without a base count as well."""
-        return len(self.positions)
+        return len(self.positions) if self.dense is None else self.dense_changed
 
 
 def detect(
@@ -158,7 +160,7 @@ def _detect_new(
     dense = np.empty(int(cut.tiling.volume[domain]), cut.dtype(domain))
     total = zero()
     moved: dict[int, Digest] = {}
-    positions: list[npt.NDArray[np.uint32]] = []
+    changed = 0
     for piece, bits in source.pieces(domain):
         here = slice(piece.position, piece.position + piece.volume)
         dense[here] = bits
@@ -168,18 +170,19 @@ def _detect_new(
         tensor = moved.setdefault(piece.tensor, zero())
         if baseline[piece.tensor] is None:
             tensor += own
-            positions.append(np.arange(here.start, here.stop, dtype=np.uint32))
+            changed += piece.volume
             continue
         for at, old, new in diff(_old(cut, piece, baseline), dense[here], piece.position, scratch):
             digest_changes(piece.flat(at), old, new, cut.salts[piece.tensor], tensor)
-            positions.append(at)
+            changed += len(at)
     nothing = dense[:0]
     return Detected(
         domain=domain,
-        positions=np.concatenate(positions) if positions else np.empty(0, np.uint32),
+        positions=np.empty(0, np.uint32),
         old=nothing,
         new=nothing,
         dense=dense,
+        dense_changed=changed,
         moved=moved,
         result=total,
         base=None,

@@ -36,6 +36,8 @@ _PLAIN_GAP = 180
 """Mean distance of listed elements below which single bytes need no shift."""
 _SAMPLE = 8192
 """Elements on which shifts are tried out."""
+_ESCAPE_SHARE = 0.25
+"""A chunk of steps of which escapes are more than this share is compared with one of new bits."""
 _DENSE_SHARE = 0.25
 """A chunk of steps larger than this share of all bits is compared with a dense one."""
 
@@ -47,6 +49,10 @@ def encode(cut: Cut, source: LiveSource, detected: Detected) -> PackedChunk | No
     if not detected.changed:
         return None
     steps = encode_step(cut, detected)
+    if _escapes(steps) > _ESCAPE_SHARE * steps.nbytes:
+        # Values that jump leave byte planes that compress better than whole steps.
+        bits = encode_set(cut, detected.domain, detected.positions, detected.new)
+        steps = bits if bits.nbytes < steps.nbytes else steps
     volume = int(cut.tiling.volume[detected.domain])
     if steps.nbytes <= _DENSE_SHARE * volume * cut.width(detected.domain):
         return steps
@@ -62,6 +68,11 @@ def encode_step(cut: Cut, detected: Detected) -> PackedChunk:
     counts = pack_counts(coded.entries, coded.elements, steps.magnitudes, steps.escapes)
     columns = {CODE: steps.code, MAGNITUDE: steps.magnitude, ESCAPE: steps.escape}
     return pack_chunk(head, {GAP: coded.gap, LOW: coded.low, BLOCK: counts, **columns})
+
+
+def _escapes(chunk: PackedChunk) -> int:
+    """Stored bytes of the escape column."""
+    return sum(stored for column, _, stored, *_ in chunk.columns if column == ESCAPE)
 
 
 def encode_set(cut: Cut, domain: int, positions: npt.NDArray[np.uint32], new: Bits) -> PackedChunk:

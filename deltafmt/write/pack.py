@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -134,18 +134,32 @@ class ShardWriter:
         self.offset += len(data)
 
 
+def bounded(results: Iterable[DomainResult]) -> Iterator[DomainResult]:
+    """The results, without their changes once these take more than `CHANGES_BYTES`."""
+    total = 0
+    for result in results:
+        total += sum(part.nbytes for part in result.changes or ())
+        yield result if total <= CHANGES_BYTES else replace(result, changes=None)
+
+
 def pack(
-    results: Iterable[DomainResult], shard: ShardWriter, tensors: int, make_footer: Callable[..., Footer]
+    results: Iterable[DomainResult],
+    shard: ShardWriter,
+    tensors: int,
+    make_footer: Callable[..., Footer],
+    *,
+    keep: bool,
 ) -> WayParts:
     """Write the results (ascending by domain) to a shard; nothing is left behind if that fails.
 
-    `make_footer` completes a footer from tables and statistics.
+    `make_footer` completes a footer from tables and statistics. Without `keep` neither chunks nor changes
+    are kept.
     """
     rows: list[tuple[int, ...]] = []
     moved = np.zeros((tensors, 2), np.uint64)
     changed = listed = kept_bytes = 0
-    kept: list[PackedChunk] | None = []
-    changes: dict[int, Changes] | None = {}
+    kept: list[PackedChunk] | None = [] if keep else None
+    changes: dict[int, Changes] | None = {} if keep else None
     try:
         for result in results:
             for tensor, digest in result.moved.items():

@@ -106,7 +106,9 @@ def build_way(
     key = keys.shard_key(
         version=plan.version, base=base, attempt=attempt, writer=0, further=plan.target is not None
     )
-    parts = pack(results, ShardWriter(store=store, key=key), len(plan.cut.schema), footer)
+    # An anchor is followed by copying the tensors, a further way by nothing.
+    keep = base is not None and plan.target is None
+    parts = pack(results, ShardWriter(store=store, key=key), len(plan.cut.schema), footer, keep=keep)
     sums = _with_aliases(plan.cut, plan.tensors + parts.moved)
     manifest = Manifest(
         base_digest=None if plan.base is None else plan.base.digest,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,12 +19,13 @@ from deltafmt.errors import (
     FormatError,
     NotFoundError,
     SchemaError,
+    StoreError,
     UnsupportedError,
 )
 from deltafmt.format.envelope import stored_bytes
 from deltafmt.format.records import Manifest
 from deltafmt.layout import Layout
-from deltafmt.read.history import History
+from deltafmt.read.history import History, Stored
 from deltafmt.schema import Schema
 from deltafmt.store import open_store
 from deltafmt.tensors import NamedTensors, named
@@ -38,13 +40,14 @@ from deltafmt.write.commit import (
     drop,
     put_cut,
     put_files,
+    sealed,
     settle,
     shard_keys,
 )
 from deltafmt.write.cut import Cut
 from deltafmt.write.detect import SnapshotDetector
 from deltafmt.write.options import WriterOptions
-from deltafmt.write.pack import DomainResult, WayParts
+from deltafmt.write.pack import DomainResult, WayParts, bounded
 from deltafmt.write.publish_dtype import PublishDtype, published_schema
 from deltafmt.write.source import LiveSource, check_tensors
 from deltafmt.write.state import (
@@ -58,6 +61,7 @@ from deltafmt.write.state import (
 from deltafmt.write.way import WayPlan, anchor_results, build_way, delta_results, tensor_sums
 
 _META_BYTES = 1 << 20
+_LOG = logging.getLogger("deltafmt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,15 +112,16 @@ class Writer:
         newest = self._history.latest()
         self._next = 0 if newest is None else newest + 1
         self._base: Base | None = None
-        self._unsettled: tuple[Manifest, Callable[[], None]] | None = None
+        self._version: int | None = None
+        self._unsettled: tuple[Stored, Callable[[], None]] | None = None
         self._lock = threading.RLock()
         self._background: ThreadPoolExecutor | None = None
-        self._pending: Future[int] | None = None
+        self._pending: PendingVersion | None = None
 
     @property
     def version(self) -> int | None:
         """The version that the writer published or resumed last; None before the first."""
-        return None if self._base is None else self._base.version
+        return self._version
 
     def publish_anchor(
         self,
@@ -191,12 +196,12 @@ class Writer:
         with self._lock:
             self._finish_pending()
             draft = self._delta(named_tensors, _labels(step, meta), files)
-            encoded: list[DomainResult] = list(draft.results)
+            encoded: list[DomainResult] = list(bounded(draft.results))
             if self._background is None:
                 self._background = ThreadPoolExecutor(1, "deltafmt-publish")
             ready = _Draft(plan=draft.plan, results=encoded, advance=draft.advance)
-            self._pending = self._background.submit(self._publish, ready)
-            return PendingVersion(self._pending)
+            self._pending = PendingVersion(self._background.submit(self._publish, ready))
+            return self._pending
 
     def resume(self, version: int | None = None, named_tensors: NamedTensors | None = None) -> int:
         """Go on from the newest version: its bits are read, or proved to be those of the tensors given.
@@ -206,7 +211,8 @@ class Writer:
         """
         with self._lock:
             self._finish_pending()
-            self._settle()
+            # However a commit ended whose outcome is open: the newest version tells.
+            self._unsettled = None
             newest = self._history.latest()
             if newest is None:
                 raise NotFoundError(
@@ -232,7 +238,7 @@ class Writer:
                 if self._background is not None:
                     self._background.shutdown()
                     self._background = None
-                self._base = None
+                self._base = self._version = None
                 self._detector.tensors = {}
 
     def __enter__(self) -> Self:
@@ -296,51 +302,63 @@ class Writer:
         with self._lock:
             manifest, parts = build_way(self._store, draft.plan, draft.results)
             try:
-                outcome, stored = commit(self._store, manifest)
-            except CommitUnknownError:
-                self._unsettled = (manifest, lambda: self._advance(draft, manifest, parts))
-                raise
+                stored, data = sealed(manifest)
             except BaseException:
                 drop(self._store, shard_keys(manifest))
+                raise
+            try:
+                outcome = commit(self._store, stored, data)
+            except BaseException:
+                self._unsettled = (stored, lambda: self._advance(draft, stored, parts))
                 raise
             if outcome is not Outcome.OURS:
                 drop(self._store, shard_keys(manifest))
                 raise conflict(manifest.version)
-            self._history.remember(stored)
-            self._advance(draft, manifest, parts)
+            self._advance(draft, stored, parts)
             self._add_anchor(manifest.version)
             return manifest.version
 
-    def _advance(self, draft: _Draft, manifest: Manifest, parts: WayParts) -> None:
-        stored = self._history.first_way(manifest.version)
+    def _advance(self, draft: _Draft, stored: Stored, parts: WayParts) -> None:
+        """Take a committed version as the base; if its bits cannot be had now, the next publish reads them."""
+        manifest = stored.manifest
+        self._history.remember(stored)
         digests = merged_digests(self._base, draft.plan.cut, manifest)
         # Until the copy has followed, it is the copy of nothing.
         self._base = None
-        self._next = manifest.version + 1
-        draft.advance(manifest, parts)
+        self._version, self._next = manifest.version, manifest.version + 1
+        try:
+            draft.advance(manifest, parts)
+        except StoreError as error:
+            _LOG.warning("version %d is published, but cannot be read back: %s", manifest.version, error)
+            return
         self._base = Base(stored=stored, cut=draft.plan.cut, digests=digests)
 
     def _add_anchor(self, version: int) -> None:
         every = self._options.anchor_every
-        if every is not None and version % every == 0:
+        if every is None or version % every or self._base is None:
+            return
+        try:
             add_anchor_way(self._history, version, self._detector.tensors, threads=self._options.workers)
+        except (StoreError, CommitUnknownError) as error:
+            # The version stands without it, and `Lineage.add_anchor` can make up for it.
+            _LOG.warning("version %d is published, but has no anchor: %s", version, error)
 
     def _settle(self) -> None:
-        """Find out how a commit ended whose outcome was not known."""
+        """Find out how a commit ended whose outcome was left open."""
         if self._unsettled is None:
             return
-        manifest, advance = self._unsettled
-        outcome = settle(self._store, manifest)
+        stored, advance = self._unsettled
+        outcome = settle(self._store, stored.manifest)
         self._unsettled = None
         if outcome is Outcome.OURS:
             try:
                 advance()
             except BaseMismatchError:
-                # An anchor is copied from the live tensors, which have moved on: read it instead.
-                self._base = None
+                # An anchor is copied from the live tensors, which have moved on: the next step reads it.
+                _LOG.info("version %d turned out to be published", stored.manifest.version)
         elif outcome is Outcome.THEIRS:
-            drop(self._store, shard_keys(manifest))
-            raise conflict(manifest.version)
+            drop(self._store, shard_keys(stored.manifest))
+            raise conflict(stored.manifest.version)
 
     def _ensure_root(self, schema: Schema) -> None:
         self._settle()
@@ -388,6 +406,7 @@ class Writer:
             fill_from_live(cut, manifest, tensors, self._detector, self._options.workers)
         digests = merged_digests(None, cut, manifest) if cut.tiling_digest == manifest.tiling else {}
         self._base = Base(stored=stored, cut=cut, digests=digests)
+        self._version = version
 
     def _cut_of(self, manifest: Manifest) -> Cut:
         """How a resumed version is cut from here on: as it was, unless the options ask for something else."""
@@ -409,10 +428,9 @@ class Writer:
     def _finish_pending(self) -> None:
         pending, self._pending = self._pending, None
         if pending is not None:
-            # Its failure belongs to whoever holds the `PendingVersion`, and to the next call.
             self._lock.release()
             try:
-                pending.result()
+                pending.finish()
             finally:
                 self._lock.acquire()
 
@@ -422,6 +440,7 @@ class PendingVersion:
 
     def __init__(self, future: Future[int]) -> None:
         self._future = future
+        self._told = False
 
     def done(self) -> bool:
         """Whether the outcome is known."""
@@ -429,7 +448,18 @@ class PendingVersion:
 
     def result(self, timeout: float | None = None) -> int:
         """Wait for the commit; returns the version or raises what went wrong."""
-        return self._future.result(timeout)
+        error = self._future.exception(timeout)
+        self._told = True
+        if error is not None:
+            raise error
+        return self._future.result()
+
+    def finish(self) -> None:
+        """Wait, and raise what went wrong unless `result` has told it already."""
+        error = self._future.exception()
+        if error is not None and not self._told:
+            self._told = True
+            raise error
 
 
 def _labels(step: int | None, meta: Mapping[str, Any] | None) -> dict[str, Any]:

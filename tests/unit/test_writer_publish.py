@@ -13,7 +13,7 @@ import torch
 import deltafmt
 from deltafmt import Box, Layout, Placement, SchemaError, WriterOptions
 from deltafmt.dtypes import DTYPES
-from deltafmt.format.constants import DENSE, STEP
+from deltafmt.format.constants import DENSE, SET, STEP
 from deltafmt.tensors import numpy_bits, torch_dtype
 
 Tensors = dict[str, torch.Tensor]
@@ -159,6 +159,25 @@ def test_dense_where_that_is_smaller(url: str) -> None:
     assert sorted(lineage.manifest(1).chunks.operation.tolist()) == [STEP, DENSE]
     same(lineage.read(1), tensors)
     assert lineage.verify().ok
+
+
+def test_new_bits_where_they_are_smaller_than_steps(url: str) -> None:
+    torch.manual_seed(0)
+    tensor = torch.randn(20_000)
+    live = tensor.clone()
+    writer = deltafmt.Writer(url)
+    writer.publish_anchor({"w": tensor})
+    tensor[::50] = 0
+    writer.publish({"w": tensor})
+    tensor[1::50] *= 1.0001
+    writer.publish({"w": tensor})
+    lineage = deltafmt.open(url)
+    assert lineage.manifest(1).chunks.operation.tolist() == [SET]
+    same(lineage.read(), {"w": tensor})
+    receiver = deltafmt.Receiver(url, {"w": live})
+    receiver.adopt(0)
+    receiver.advance()
+    assert torch.equal(live, tensor)
 
 
 def test_masters_are_published_as_their_cast(url: str) -> None:
