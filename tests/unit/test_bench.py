@@ -23,6 +23,17 @@ def test_whole(capsys: pytest.CaptureFixture[str]) -> None:
     assert "two-stream" in capsys.readouterr().out
 
 
+def test_codec(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["codec", "--size", "2", "--share", "0.01", "--repeat", "1", "--no-traces", "--json"])
+    (workload,) = json.loads(capsys.readouterr().out)["workloads"]
+    bits = {row["coding"]: row["bits_per_changed"] for row in workload["codings"]}
+    assert all(row["identical"] for row in workload["codings"])
+    assert workload["limit_bits"] < bits["step"] < bits["u16 gap + XOR, zstd-1"] < bits["set"] < 21
+    assert bits["int32 + bf16"] == 48
+    main(["codec", "--size", "1", "--share", "0.03", "--repeat", "1", "--only", "step", "--no-traces"])
+    assert "3.0" in capsys.readouterr().out
+
+
 def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
     main(["plan", "--tensors", "20", "--json"])
     assert json.loads(capsys.readouterr().out)["chunks"] == 40

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tools.bench import plan, whole
+from tools.bench import codec, plan, whole
 
 Bench = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], dict[str, Any]], Any]
 
 BENCHES: dict[str, Bench] = {
+    "codec": (codec.add, codec.run, codec.render),
     "whole": (whole.add, whole.run, whole.render),
     "plan": (plan.add, plan.run, plan.render),
 }
