@@ -76,12 +76,14 @@ class Live:
         for column in self._table.columns[:-1]:
             column.justify = "right"
         self._live = RichLive(self._table, console=console, auto_refresh=False)
-        self._live.start()
 
     def say(self, text: str) -> None:
+        # What is said before the first row stands above the table, what follows the last one below it.
+        self.close()
         self._console.print(text, highlight=False, markup=False)
 
     def add(self, row: dict[str, Any]) -> None:
+        self._live.start()
         self._table.add_row(*cells(row))
         self._live.refresh()
 
