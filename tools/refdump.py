@@ -266,7 +266,7 @@ def frame_end(frame: bytes, where: str) -> int:
 
 
 def table_limit(object_bytes: int) -> int:
-    return min(512 << 20, (32 << 20) + 64 * object_bytes)
+    return min(512 << 20, (8 << 20) + 256 * object_bytes)
 
 
 def is_int(value: Any) -> bool:

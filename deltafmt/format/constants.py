@@ -39,7 +39,7 @@ MAX_ITEMS = 65_536
 """Cap on the msgpack items of one metadata object; everything that grows with the model is in columns."""
 MAX_TENSORS = 1 << 20
 """Cap on the tensors of a schema."""
-MAX_TABLE_BYTES, FREE_TABLE_BYTES, TABLE_RATIO = 512 << 20, 32 << 20, 64
+MAX_TABLE_BYTES, FREE_TABLE_BYTES, TABLE_RATIO = 512 << 20, 8 << 20, 256
 """What bounds the raw bytes of all columns of one metadata object; see `table_limit`."""
 MAX_DOMAIN_ELEMENTS = 2**31 - 1
 MIN_BLOCK_LOG2, MAX_BLOCK_LOG2, DEFAULT_BLOCK_LOG2 = 6, 24, 16

@@ -172,6 +172,9 @@ def parse_tiling(
     _check_digest(record, "tiling", digest, where)
     if record.schema != (schema_digest or digest_of_schema(schema)):
         raise FormatError("tiling of another schema", kind="schema-mismatch", where=where)
+    if _corner_bytes(schema, record.boxes.tensor) > table_limit(len(data)):
+        # Corners are padded to the widest tensor's rank, which must not make much out of little.
+        raise FormatError("too many boxes", kind="table-too-large", where=where, found=len(record.boxes))
     tensors = record.boxes.tensor.astype(np.int64)
     if (tensors >= len(schema)).any():
         raise FormatError("box of a tensor that the schema lacks", kind="box-tensor", where=where)
@@ -185,9 +188,6 @@ def parse_tiling(
         raise FormatError("box corners and ranks disagree", kind="column-length", where=where)
     if (record.stops >= 2**63).any() or (record.starts >= 2**63).any():
         raise FormatError("box corner is out of range", kind="box-outside", where=where)
-    if _corner_bytes(schema, tensors) > table_limit(len(data)):
-        # Corners are padded to the widest tensor's rank, which must not make much out of little.
-        raise FormatError("too many boxes", kind="table-too-large", where=where, found=len(tensors))
     used = _used_dims(ranks, padded_rank(schema))
     start, stop = np.zeros(used.shape, np.int64), np.ones(used.shape, np.int64)
     start[used], stop[used] = record.starts, record.stops
