@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -28,18 +29,29 @@ CHANGES = pa.schema(
 BATCH_ROWS = 1 << 16
 
 
+@dataclass(frozen=True, slots=True)
+class NameColumn:
+    """The dictionary of the `tensor` column, made once, and where each name stands in it."""
+
+    dictionary: pa.Array
+    rows: dict[str, int]
+
+
+def name_column(names: Sequence[str]) -> NameColumn:
+    """The dictionary of these tensors."""
+    return NameColumn(pa.array(names, pa.string()), {name: row for row, name in enumerate(names)})
+
+
 def tensor_changes(
-    names: Mapping[str, int], name: str, old: torch.Tensor | None, new: torch.Tensor
+    names: NameColumn, name: str, old: torch.Tensor | None, new: torch.Tensor
 ) -> Iterator[pa.RecordBatch]:
     """Batches for one tensor (contiguous, both on the CPU); `old` None means that every element is new."""
-    dictionary = pa.array(list(names))
+    dictionary, row = names.dictionary, names.rows[name]
     after = numpy_bits(new).reshape(-1)
     if old is None:
         for low in range(0, len(after), BATCH_ROWS):
             bits = after[low : low + BATCH_ROWS]
-            yield _batch(
-                dictionary, names[name], np.arange(low, low + len(bits), dtype=np.uint64), None, bits
-            )
+            yield _batch(dictionary, row, np.arange(low, low + len(bits), dtype=np.uint64), None, bits)
         return
     before = numpy_bits(old).reshape(-1)
     step = 1 << 30
@@ -51,7 +63,7 @@ def tensor_changes(
             index = positions.astype(np.uint64) + np.uint64(first)
             for low in range(0, len(index), BATCH_ROWS):
                 rows = slice(low, low + BATCH_ROWS)
-                yield _batch(dictionary, names[name], index[rows], was[rows], now[rows])
+                yield _batch(dictionary, row, index[rows], was[rows], now[rows])
 
 
 def _batch(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from deltafmt.errors import StoreError
+from deltafmt.errors import ChecksumError, StoreError
 from deltafmt.format import keys
 from deltafmt.format.checksum import blake2b
 from deltafmt.format.records import Manifest
@@ -17,6 +17,7 @@ from deltafmt.schema import Schema
 from deltafmt.store import Store
 from deltafmt.tensors import numpy_bits
 
+INDEX = "model.safetensors.index.json"
 FILE_BYTES = 5_000_000_000
 """Size from which on a checkpoint is cut into several files."""
 
@@ -36,34 +37,40 @@ def export_version(
     """Write the checkpoint into a new or empty folder; returns the files written.
 
     Tied tensors are written under each of their names, so that any loader finds them. Raises `StoreError`
-    if the folder has something in it or cannot be written.
+    if the folder has something in it or cannot be written; what was written by then is removed.
     """
     folder = Path(directory)
+    files = split_files(list(schema), file_bytes=file_bytes)
+    total = sum(file.nbytes for file in files)
+    names = _file_names(len(files))
+    written: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise StoreError(
                 "folder is not empty; export into a new one", kind="export-exists", where=str(folder)
             )
-        files = split_files(list(schema), file_bytes=file_bytes)
-        total = sum(file.nbytes for file in files)
-        names = _file_names(len(files))
-        written, done = [], 0
+        done = 0
         for name, file in zip(names, files, strict=True):
+            written.append(folder / name)
             for size in _write_file(folder / name, file, read):
                 done += size
                 if progress is not None:
                     progress(done, total)
-            written.append(folder / name)
-        if len(files) > 1:
-            index = folder / "model.safetensors.index.json"
-            index.write_text(_index(names, files))
-            written.append(index)
-        return written + [_write_side_file(store, folder, *item) for item in manifest.files.items()]
-    except OSError as error:
-        raise StoreError(
-            f"cannot write ({error.strerror})", kind="store-failed", where=str(folder)
-        ) from error
+        written.append(folder / INDEX)
+        written[-1].write_text(_index(names, files))
+        for name, (digest, _) in manifest.files.items():
+            written.append(folder / keys.check_name(name, where="side file"))
+            _write_side_file(written[-1], read_side_file(store, digest))
+    except BaseException as error:
+        for path in written:
+            path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise StoreError(
+                f"cannot write ({error.strerror})", kind="store-failed", where=str(folder)
+            ) from error
+        raise
+    return written
 
 
 def _file_names(count: int) -> list[str]:
@@ -89,20 +96,14 @@ def _index(names: list[str], files: list[FileLayout]) -> str:
     return json.dumps({"metadata": {"total_size": size}, "weight_map": weights}, indent=2) + "\n"
 
 
-def _write_side_file(store: Store, folder: Path, name: str, entry: tuple[bytes, int]) -> Path:
-    digest, _ = entry
-    data = read_side_file(store, digest)
-    path = folder / keys.check_name(name, where="side file")
+def _write_side_file(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("xb") as out:
         out.write(data)
-    return path
 
 
 def read_side_file(store: Store, digest: bytes) -> bytes:
     """A side file's bytes; `ChecksumError` if they differ from their name."""
-    from deltafmt.errors import ChecksumError
-
     key = keys.file_key(digest)
     data = store.read(key)
     if blake2b(data) != digest:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,17 +10,17 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-from deltafmt.changes import CHANGES, tensor_changes
-from deltafmt.errors import CommitConflictError, NotFoundError
+from deltafmt.changes import CHANGES, name_column, tensor_changes
+from deltafmt.errors import NotFoundError
 from deltafmt.export import FILE_BYTES, export_version, side_files
-from deltafmt.format import keys
-from deltafmt.format.objects import digest_of_schema, emit_lineage, emit_schema
-from deltafmt.format.records import LineageRecord, Manifest
+from deltafmt.format.records import Manifest
 from deltafmt.read.history import History
 from deltafmt.read.materialize import allocate, follow, materialize
 from deltafmt.schema import Schema
-from deltafmt.store import AlreadyExists, open_store
+from deltafmt.store import open_store
 from deltafmt.verify import Report, verify_lineage
+from deltafmt.write.anchor import add_anchor_way
+from deltafmt.write.commit import create_root
 
 BATCH_BYTES = 256 << 20
 """Tensors that stream through memory together."""
@@ -55,22 +53,7 @@ def create(url: str, schema: Schema, *, storage_options: Mapping[str, Any] | Non
     cannot create objects exclusively.
     """
     store = open_store(url, storage_options)
-    store.check_exclusive()
-    digest = digest_of_schema(schema)
-    if store.exists(keys.LINEAGE):
-        raise CommitConflictError(
-            "a lineage is there already; open it", kind="lineage-exists", where=store.url
-        )
-    store.put(keys.schema_key(digest), emit_schema(schema))
-    record = LineageRecord(
-        lineage=secrets.token_bytes(16), created=time.time_ns() // 1_000_000, schema=digest
-    )
-    try:
-        store.put_if_absent(keys.LINEAGE, emit_lineage(record))
-    except AlreadyExists as error:
-        raise CommitConflictError(
-            "a lineage is there already; open it", kind="lineage-exists", where=store.url
-        ) from error
+    create_root(store, schema)
     return Lineage(History(store))
 
 
@@ -180,7 +163,7 @@ class Lineage:
         """Like `changes`, between any two versions."""
         before, after = self.schema(old), self.schema(new)
         names = [after.tensors[row].name for row in after.owners]
-        numbers = {name: row for row, name in enumerate(names)}
+        column = name_column(names)
 
         def batches() -> Iterator[pa.RecordBatch]:
             for batch in _batches(after, names, BATCH_BYTES):
@@ -188,7 +171,7 @@ class Lineage:
                 was = self.read(old, same)
                 now = self._advanced(was, old, new, batch)
                 for name in batch:
-                    yield from tensor_changes(numbers, name, was.get(name), now[name])
+                    yield from tensor_changes(column, name, was.get(name), now[name])
 
         return pa.RecordBatchReader.from_batches(CHANGES, batches())
 
@@ -240,8 +223,6 @@ class Lineage:
 
     def add_anchor(self, version: int | None = None) -> None:
         """Add an anchor way to a version, read from its chain; one that exists already is no error."""
-        from deltafmt.write.anchor import add_anchor_way
-
         number = self._version(version)
         schema = self.schema(number)
         tensors = allocate(schema)

@@ -80,7 +80,8 @@ def test_export_gives_back_what_was_published(
 ) -> None:
     target = tmp_path / "out"
     result = run_json(capsys, "export", root, version, target)
-    assert set(result["files"]) == {"model.safetensors", "config.json", "tokenizer/vocab.txt"}
+    index = "model.safetensors.index.json"
+    assert set(result["files"]) == {"model.safetensors", index, "config.json", "tokenizer/vocab.txt"}
     assert (target / "tokenizer" / "vocab.txt").read_text() == "a\nb\n"
     expected = weights() if version == 0 else changed(weights())
     found = load_file(target / "model.safetensors")
