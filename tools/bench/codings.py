@@ -184,14 +184,14 @@ def _apply_whole(_piece: int, stored: tuple[int, bytes], live: Bits) -> None:
     np.bitwise_xor(live, _decompress(stored[1], stored[0], "<u2"), out=live)
 
 
-@njit(nogil=True)
+@njit(nogil=True, cache=True)
 def scatter(live: Any, index: Any, bits: Any) -> None:
     """The bare write of values at positions, which everything else is measured by."""
     for k in range(index.size):
         live[index[k]] = bits[k]
 
 
-@njit(nogil=True)
+@njit(nogil=True, cache=True)
 def _to_gaps(positions: Any, gaps: Any) -> int:
     count, previous = 0, np.int64(-1)
     for p in positions:
@@ -206,7 +206,7 @@ def _to_gaps(positions: Any, gaps: Any) -> int:
     return count
 
 
-@njit(nogil=True)
+@njit(nogil=True, cache=True)
 def _xor_at_gaps(live: Any, gaps: Any, bits: Any) -> None:
     p, k = np.int64(0), 0
     for gap in gaps:
