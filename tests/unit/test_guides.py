@@ -1,0 +1,40 @@
+"""Every example of the guides runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from deltafmt.cli import main
+
+GUIDES = Path(__file__).resolve().parents[2] / "spec" / "guide"
+
+
+def fences(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (GUIDES / page).read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("page", ["writer.md", "receiver.md", "storage.md"])
+def test_python(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for number, example in enumerate(fences(page, "python")):
+        exec(compile(example, f"{page}, example {number}", "exec"), names)
+
+
+def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    weights = {"w": torch.randn(100, 50).bfloat16(), "v": torch.zeros(3)}
+    for name in ("checkpoint", "checkpoint-200"):
+        Path(name).mkdir()
+        save_file(weights, f"{name}/model.safetensors")
+        weights["w"] = weights["w"].clone()
+        weights["w"][0, 0] += 1
+    for line in "".join(fences("operator.md", "sh")).splitlines():
+        assert main(shlex.split(line)[1:]) == 0, line
+    assert Path("newest/model.safetensors").exists()
