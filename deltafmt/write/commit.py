@@ -16,10 +16,12 @@ from deltafmt.errors import (
     DeltafmtError,
     FormatError,
     NotFoundError,
+    SchemaError,
     StoreError,
 )
 from deltafmt.format import keys
 from deltafmt.format.checksum import blake2b
+from deltafmt.format.constants import MAX_OBJECT_BYTES, MAX_TENSORS
 from deltafmt.format.objects import (
     digest_of_schema,
     emit_lineage,
@@ -58,8 +60,9 @@ def create_root(store: Store, schema: Schema) -> LineageRecord:
     store.check_exclusive()
     if store.exists(keys.LINEAGE):
         raise _exists(store)
+    check_count(len(schema))
     digest = digest_of_schema(schema)
-    put_once(store, keys.schema_key(digest), emit_schema(schema))
+    put_once(store, keys.schema_key(digest), _readable(emit_schema(schema)))
     record = LineageRecord(lineage=secrets.token_bytes(16), created=now_ms(), schema=digest)
     try:
         store.put_if_absent(keys.LINEAGE, emit_lineage(record))
@@ -80,15 +83,39 @@ def put_once(store: Store, key: str, data: bytes) -> None:
 
 def put_cut(store: Store, cut: Cut) -> None:
     """Store the schema and the tiling, unless they are there."""
-    put_once(store, keys.schema_key(cut.schema_digest), emit_schema(cut.schema))
-    put_once(store, keys.tiling_key(cut.tiling_digest), emit_tiling(cut.tiling, cut.schema))
+    put_once(store, keys.schema_key(cut.schema_digest), _readable(emit_schema(cut.schema)))
+    put_once(store, keys.tiling_key(cut.tiling_digest), _readable(emit_tiling(cut.tiling, cut.schema)))
+
+
+def check_count(tensors: int) -> None:
+    """Raise `SchemaError` for more tensors than a reader takes."""
+    if tensors > MAX_TENSORS:
+        raise SchemaError(
+            "more tensors than a lineage can hold; join small ones",
+            kind="table-too-large",
+            expected=f"at most {MAX_TENSORS}",
+            found=tensors,
+        )
+
+
+def _readable(data: bytes) -> bytes:
+    """Metadata that readers, with their usual limits, take; `SchemaError` otherwise."""
+    if len(data) > MAX_OBJECT_BYTES:
+        raise SchemaError(
+            "the metadata of these tensors is larger than readers accept; use larger domains or shorter names",
+            kind="object-too-large",
+            expected=f"at most {MAX_OBJECT_BYTES} bytes",
+            found=len(data),
+        )
+    return data
 
 
 def put_files(store: Store, files: Files) -> dict[str, tuple[bytes, int]]:
     """Store side files under their digests; returns what a manifest says of them."""
+    for name in files:
+        keys.check_name(name, where="side file")
     result = {}
     for name, content in files.items():
-        keys.check_name(name, where="side file")
         data = content if isinstance(content, bytes) else Path(content).read_bytes()
         digest = blake2b(data)
         put_once(store, keys.file_key(digest), data)
@@ -98,7 +125,7 @@ def put_files(store: Store, files: Files) -> dict[str, tuple[bytes, int]]:
 
 def sealed(manifest: Manifest) -> tuple[Stored, bytes]:
     """The manifest as it is going to be stored, and its bytes."""
-    data = emit_manifest(manifest)
+    data = _readable(emit_manifest(manifest))
     return Stored(key=manifest_key(manifest), digest=blake2b(data), manifest=manifest), data
 
 
