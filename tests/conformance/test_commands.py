@@ -19,7 +19,7 @@ REFDUMP = f"{sys.executable} tools/refdump.py"
 
 
 def run(script: str, *arguments: object, code: int) -> Any:
-    words = [sys.executable, ROOT / "tools" / script, *map(str, arguments)]
+    words = [sys.executable, str(ROOT / "tools" / script), *map(str, arguments)]
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == code, done.stderr
     return json.loads(done.stdout) if done.stdout else None
