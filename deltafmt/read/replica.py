@@ -87,6 +87,7 @@ class Replica:
         with _restoring(undo):
             for run in _runs(staged):
                 self._apply_run(run, undo)
+            self.views.targets.synchronize()
 
     def stream(self, links: Sequence[Link], undo: Undo | None) -> None:
         """Write links as their chunks arrive, each checked before use.
@@ -101,6 +102,7 @@ class Replica:
                     self._stream_link(batch[0], undo)
                 else:
                     self.apply(self.stage(batch), undo)
+            self.views.targets.synchronize()
 
     def _stream_link(self, link: Link, undo: Undo | None) -> None:
         chunks = fetch_chunks(self.history.store, link.plan)

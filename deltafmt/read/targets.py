@@ -115,11 +115,10 @@ class Targets:
         if self._groups or not self.contiguous:
             return False
         dtypes = {name: torch_dtype(name) for name in {spec.dtype for spec in schema}}
+        specs = {spec.name: spec for spec in schema}
         for name, tensor in self.tensors.items():
-            if name not in schema:
-                return False
-            spec = schema[name]
-            if tensor.shape != spec.shape or tensor.dtype is not dtypes[spec.dtype]:
+            spec = specs.get(name)
+            if spec is None or tensor.shape != spec.shape or tensor.dtype is not dtypes[spec.dtype]:
                 return False
         return True
 
@@ -234,15 +233,17 @@ def _writable(named_tensors: NamedTensors) -> dict[str, torch.Tensor]:
         if isinstance(tensor, np.ndarray) and not tensor.flags.writeable:
             raise LayoutError("a read-only array cannot be a target", kind="target-strides", where=repr(name))
     tensors = named(pairs)
-    for name, tensor in tensors.items():
-        if tensor.is_meta or tensor.layout is not torch.strided:
-            raise UnsupportedError(
-                "a tensor without memory of its own, or a sparse one, cannot be written to",
-                kind="device-unsupported",
-                where=f"{name!r}, {tensor.layout} on {tensor.device}",
-            )
-        if tensor.is_complex() and (tensor.is_conj() or tensor.is_neg()):
-            raise LayoutError("a lazy view cannot be a target", kind="target-strides", where=repr(name))
+    # Asked of all at once: a loop that asks one tensor everything is what opening a large model would wait for.
+    if any(tensor.is_meta or tensor.layout is not torch.strided for tensor in tensors.values()):
+        name = next(n for n, tensor in tensors.items() if tensor.is_meta or tensor.layout is not torch.strided)
+        raise UnsupportedError(
+            "a tensor without memory of its own, or a sparse one, cannot be written to",
+            kind="device-unsupported",
+            where=f"{name!r}, {tensors[name].layout} on {tensors[name].device}",
+        )
+    if any(tensor.is_conj() or tensor.is_neg() for tensor in tensors.values()):
+        name = next(n for n, tensor in tensors.items() if tensor.is_conj() or tensor.is_neg())
+        raise LayoutError("a lazy view cannot be a target", kind="target-strides", where=repr(name))
     return tensors
 
 

@@ -42,3 +42,5 @@ def test_what_cannot_be_written_is_refused() -> None:
     assert caught.value.kind == "device-unsupported"
     with pytest.raises(LayoutError):
         Targets({"a": torch.zeros(3, dtype=torch.complex64).conj()})
+    with pytest.raises(LayoutError):
+        Targets({"a": torch.zeros(3, dtype=torch.complex64).conj().imag})
