@@ -34,6 +34,7 @@ from deltafmt.write.anchor import add_anchor_way
 from deltafmt.write.commit import (
     Files,
     Outcome,
+    check_count,
     commit,
     conflict,
     create_root,
@@ -249,6 +250,7 @@ class Writer:
 
     def _checked(self, named_tensors: NamedTensors) -> tuple[dict[str, torch.Tensor], Schema]:
         tensors = named(named_tensors)
+        check_count(len(tensors))
         check_tensors(tensors)
         schema = published_schema(tensors, self._publish_dtype)
         if self._schema is not None and set(schema) != set(self._schema):

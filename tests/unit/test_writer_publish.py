@@ -347,3 +347,23 @@ def test_only_one_process_writes_so_far(url: str) -> None:
 def test_options_must_be_positive(field: str) -> None:
     with pytest.raises(ValueError, match=field):
         WriterOptions(**{field: 0})  # type: ignore[arg-type]
+
+
+def test_more_than_a_reader_takes_is_refused_before_anything_is_written(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deltafmt.write import commit
+
+    tensors = {f"w{k}": torch.ones(1) for k in range(9)}
+    with monkeypatch.context() as patch:
+        patch.setattr(commit, "MAX_TENSORS", 8)
+        with pytest.raises(SchemaError, match="more tensors"):
+            deltafmt.Writer(url).publish_anchor(tensors)
+        with pytest.raises(SchemaError, match="more tensors"):
+            deltafmt.create(url, deltafmt.Schema.of(tensors))
+    with monkeypatch.context() as patch:
+        patch.setattr(commit, "MAX_OBJECT_BYTES", 100)
+        with pytest.raises(SchemaError, match="metadata"):
+            deltafmt.Writer(url).publish_anchor(tensors)
+    with pytest.raises(deltafmt.NotFoundError):
+        deltafmt.open(url)
