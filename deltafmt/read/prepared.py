@@ -67,10 +67,15 @@ class Prepared:
         """Whether a failure, or `rollback`, restores the old bits."""
         return self._step.undo is not None
 
+    @property
+    def stale(self) -> bool:
+        """Whether the receiver no longer holds the version that this starts from."""
+        return self._holder.held is not self._old
+
     def apply(self) -> None:
         """Write. After a failure the old bits are back, or if that is not possible the version is unknown."""
         self._expect("prepared")
-        if self._holder.held is not self._old:
+        if self.stale:
             raise BaseMismatchError("what was prepared is stale; prepare again", kind="receiver-state")
         self._state = "failed"
         self._holder.held = None

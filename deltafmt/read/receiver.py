@@ -102,7 +102,7 @@ class Receiver:
         """
         self._check_open()
         prepared, self._staged = self._staged, None
-        if prepared is None or version not in (None, prepared.version):
+        if prepared is None or prepared.stale or version not in (None, prepared.version):
             prepared = self._prepare(version, streaming=streaming)
         try:
             prepared.apply()
@@ -110,8 +110,9 @@ class Receiver:
             if error.kind != "content-mismatch" or self.held is None or self._is_proven(self.held):
                 raise
             return self._repaired(prepared.version, error)
-        except BaseMismatchError:
-            self.held = None
+        except BaseMismatchError as error:
+            if error.kind == "cast-inexact":
+                self.held = None
             raise
         prepared.keep()
         self._replica.views.forget(prepared.schema)

@@ -235,7 +235,9 @@ def _writable(named_tensors: NamedTensors) -> dict[str, torch.Tensor]:
     tensors = named(pairs)
     # Asked of all at once: a loop that asks one tensor everything is what opening a large model would wait for.
     if any(tensor.is_meta or tensor.layout is not torch.strided for tensor in tensors.values()):
-        name = next(n for n, tensor in tensors.items() if tensor.is_meta or tensor.layout is not torch.strided)
+        name = next(
+            n for n, tensor in tensors.items() if tensor.is_meta or tensor.layout is not torch.strided
+        )
         raise UnsupportedError(
             "a tensor without memory of its own, or a sparse one, cannot be written to",
             kind="device-unsupported",

@@ -152,6 +152,17 @@ def test_a_prepared_step_goes_stale(course: Course, live: Tensors) -> None:
     assert same(live, course.versions[2])
 
 
+def test_what_was_prefetched_from_another_version_is_fetched_anew(course: Course, live: Tensors) -> None:
+    receiver = Receiver(course.root, live)
+    receiver.advance(1)
+    step = receiver.prepare(2)
+    receiver.prefetch(3)
+    step.apply()
+    step.keep()
+    assert receiver.advance(3) == 3
+    assert same(live, course.versions[3])
+
+
 def failing(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """The domain written after so many others is written, and then fails."""
     real: Callable[..., None] = apply_module.apply_domain
