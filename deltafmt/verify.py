@@ -22,8 +22,10 @@ from deltafmt.store import Range
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A damaged or missing object: its key, the reason code, the error's text, and the versions that
-    cannot be read because of it."""
+    """A damaged or missing object.
+
+    Its key, the reason code, the error's text, and the versions that cannot be read because of it.
+    """
 
     key: str
     kind: str
@@ -91,13 +93,14 @@ def verify_lineage(
         raise NotFoundError("no such version", kind="version-missing", where=f"version {version}")
     for number in versions:
         _read_ways(survey, number)
+    _find_missing(survey, versions)
     if version is not None:
         _keep_needed(survey, version)
     _check_links(survey)
     survey.total = sum(way.manifest.stored_bytes for way in survey.ways.values()) * (2 if deep else 1)
     for key, way in survey.ways.items():
         _check_shards(survey, key, way.manifest)
-        _check_files(survey, key, way.manifest)
+        _check_files(survey, way.manifest)
     if deep:
         _replay(survey)
     looked_at = sorted(
@@ -126,6 +129,17 @@ def _read_ways(survey: _Survey, version: int) -> None:
             culprit = str(error.where).split(",")[0]
             shared = culprit.startswith((keys.SCHEMAS, keys.TILINGS))
             survey.findings.append(_Finding(culprit if shared else key, error, {key}))
+
+
+def _find_missing(survey: _Survey, versions: list[int]) -> None:
+    """Name the manifests that others build on, or that stand between others, and that are gone."""
+    bases = {way.manifest.base for way in survey.ways.values()}
+    between = range(versions[0], versions[-1]) if versions else ()
+    for number in sorted({base for base in bases if base is not None}.union(between).difference(versions)):
+        key = keys.version_key(number)
+        survey.broken[key] = (number, -1)
+        error = NotFoundError("manifest is gone", kind="version-missing", where=key)
+        survey.findings.append(_Finding(key, error, {key}))
 
 
 def _check_links(survey: _Survey) -> None:
@@ -219,7 +233,7 @@ def _check_footer(footer: Footer, manifest: Manifest, row: int, writer: int, whe
         raise FormatError("footer disagrees with the manifest", kind="footer-mismatch", where=where)
 
 
-def _check_files(survey: _Survey, key: str, manifest: Manifest) -> None:
+def _check_files(survey: _Survey, manifest: Manifest) -> None:
     for digest, _ in manifest.files.values():
         try:
             read_side_file(survey.history.store, digest)
@@ -240,18 +254,33 @@ def _replay(survey: _Survey) -> None:
             continue
         try:
             current = _replay_way(survey.history, key, way, current)
-        except NotFoundError:
-            # Its base cannot be read; what is missing has been named already.
-            current = None
         except DeltafmtError as error:
             current = None
-            if error.kind == "store-unreachable":
-                raise
-            culprit = str(error.where).split(",")[0]
-            blamed = culprit if culprit in owners else key
-            if all(finding.key != blamed for finding in survey.findings):
-                survey.findings.append(_Finding(blamed, error, {owners.get(blamed, key)}))
+            _blame(survey, owners, key, error)
+            _decode_alone(survey, owners, key, way)
         survey.advance(way.manifest.stored_bytes)
+
+
+def _blame(survey: _Survey, owners: dict[str, str], key: str, error: DeltafmtError) -> None:
+    """Find the object that an error of the replay is about; one that is missing has been named already."""
+    if error.kind == "store-unreachable":
+        raise error
+    culprit = str(error.where).split(",")[0]
+    blamed = culprit if culprit in owners else key
+    known = any(finding.key == blamed for finding in survey.findings)
+    if not known and not isinstance(error, NotFoundError):
+        survey.findings.append(_Finding(blamed, error, {owners.get(blamed, key)}))
+
+
+def _decode_alone(survey: _Survey, owners: dict[str, str], key: str, way: Stored) -> None:
+    """Look for damage in a way's own chunks, where the replay got no further than its base."""
+    history = survey.history
+    try:
+        follow(history, way, allocate(history.schema(way.manifest.schema)))
+    except DeltafmtError as error:
+        # That the content is wrong is no news: it is built on nothing.
+        if error.kind != "content-mismatch":
+            _blame(survey, owners, key, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +345,7 @@ def _problems(survey: _Survey, versions: Iterable[int]) -> list[Problem]:
     whole = _readable(survey, set())
     everything = set(versions)
     problems = []
-    for finding in survey.findings:
+    for finding in _by_object(survey.findings):
         lost = everything if finding.key == keys.LINEAGE else whole - _readable(survey, finding.ways)
         problems.append(
             Problem(
@@ -329,8 +358,21 @@ def _problems(survey: _Survey, versions: Iterable[int]) -> list[Problem]:
     return problems
 
 
+def _by_object(findings: list[_Finding]) -> list[_Finding]:
+    """One finding per object: what was found first, and all ways that need it."""
+    merged: dict[str, _Finding] = {}
+    for finding in findings:
+        merged.setdefault(finding.key, _Finding(finding.key, finding.error, set())).ways |= finding.ways
+    return list(merged.values())
+
+
 def _readable(survey: _Survey, without: set[str]) -> set[int]:
-    """Versions that could be read if only the ways `without` were lost, all other damage being undone."""
+    """Versions that could be read if only the ways `without` were lost, all other damage being undone.
+
+    A version whose first way has lost its chunks can still be had by another one, as long as its manifest
+    can be read.
+    """
+    unreadable = without & survey.broken.keys()
     ways = {
         key: (way.manifest.version, way.manifest.base, way.manifest.data) for key, way in survey.ways.items()
     }
@@ -338,7 +380,7 @@ def _readable(survey: _Survey, without: set[str]) -> set[int]:
     exists = {
         version
         for key, (version, _, _) in ways.items()
-        if key == keys.version_key(version) and key not in without
+        if key == keys.version_key(version) and key not in unreadable
     }
     readable: set[int] = set()
     grown = True
