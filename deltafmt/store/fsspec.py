@@ -81,20 +81,25 @@ class FsspecStore(Store):
     def open(cls, url: str, options: Mapping[str, Any]) -> FsspecStore:
         """The store of a URL."""
         settings = {**options, **_CACHES_OFF}
-        protocol = fsspec.utils.get_protocol(url)
+        protocol, shown = fsspec.utils.get_protocol(url), public_url(url)
         try:
-            root = fsspec.core.url_to_fs(url, **settings)[1]
+            fs, root = fsspec.core.url_to_fs(url, **settings)
         except (ImportError, ValueError, TypeError) as error:
             reason = f" ({error})" if isinstance(error, ImportError) else ""
             raise UnsupportedError(
-                f"fsspec cannot open this kind of URL{reason}",
-                kind="store-unsupported",
-                where=public_url(url),
+                f"fsspec cannot open this kind of URL{reason}", kind="store-unsupported", where=shown
             ) from error
+        except Exception as error:
+            raise translated(error, shown) from error
+        first = [fs]
+
+        def make() -> Any:
+            return first.pop() if first else fsspec.core.url_to_fs(url, **settings)[0]
+
         return cls(
-            lambda: fsspec.core.url_to_fs(url, **settings)[0],
+            make,
             root,
-            url=public_url(url),
+            url=shown,
             create=EXCLUSIVE_CREATE.get(protocol),
             folders=protocol not in EXCLUSIVE_CREATE,
         )

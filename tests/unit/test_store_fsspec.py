@@ -52,6 +52,13 @@ def test_an_unknown_protocol_is_unsupported(url: str) -> None:
     assert "secret" not in str(caught.value)
 
 
+def test_a_host_that_does_not_answer_is_unreachable() -> None:
+    with pytest.raises(StoreError) as caught:
+        open_store("ftp://user:secret@localhost:1/run")
+    assert caught.value.kind == "store-unreachable"
+    assert "secret" not in str(caught.value)
+
+
 def test_object_stores_are_known_for_their_conditional_put() -> None:
     s3fs = pytest.importorskip("s3fs")
     store = open_store("s3://bucket/run", {"key": "k", "secret": "hush", "use_listings_cache": True})
