@@ -45,6 +45,7 @@ def check_manifest(manifest: Manifest, schema: Schema, tiling: Tiling, *, where:
     known = np.zeros(len(tiling), bool)
     known[manifest.domains.domain] = True
     _refuse(~known[manifest.chunks.domain], "chunk without a digest of its domain", "digest-rows", where)
+    _check_untouched(manifest, len(tiling), where)
     if manifest.base is None:
         _check_anchor(manifest, len(tiling), where)
     elif not manifest.data:
@@ -139,6 +140,16 @@ def _check_domains(domains: DomainTable, count: int, where: object) -> None:
     unknown = domains.base_known == 0
     odd = (domains.base_known > 1) | (unknown & ((domains.base0 != 0) | (domains.base1 != 0)))
     _refuse(odd, "base digest that is neither given nor zero", "digest-rows", where)
+
+
+def _check_untouched(manifest: Manifest, count: int, where: object) -> None:
+    """A domain without a chunk keeps its content, so that its digest is its base's."""
+    domains = manifest.domains
+    touched = np.zeros(count, bool)
+    touched[manifest.chunks.domain] = True
+    moved = (domains.digest0 != domains.base0) | (domains.digest1 != domains.base1)
+    odd = ~touched[domains.domain] & (domains.base_known == 1) & moved
+    _refuse(odd, "domain without a chunk changes its digest", "content-mismatch", where)
 
 
 def _check_anchor(manifest: Manifest, domains: int, where: object) -> None:

@@ -26,7 +26,7 @@ def check(manifest: Manifest) -> None:
         delta(),
         delta(changed=None),
         delta(changed=0),
-        delta(**EMPTY),
+        delta(**EMPTY, domains=DomainTable.of_rows([(0, 3, 4, 3, 4, 1), (2, 5, 6, 0, 0, 0)])),
         delta(**EMPTY, shards=ShardTable.empty(), domains=DomainTable.empty()),
         delta(target_digest=b"t" * 32),
         delta(version=MAX_VERSION - 1, base=0, writers=MAX_WRITERS),
