@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import deltafmt
-from deltafmt.errors import DeltafmtError
+from deltafmt.errors import DeltafmtError, StoreError
 from deltafmt.format import keys
 from deltafmt.store import Range, open_store
-from deltafmt.testing.faulty import Effect, flipped, long, replayed, shifted, short
+from deltafmt.testing.faulty import Effect, flipped, long, replayed, shifted, short, unreachable
 from tests.cases.common import assert_same, copied, faulty, new_root
 
 EFFECTS = {
@@ -57,6 +57,44 @@ def test_what_storage_gets_wrong_is_read_again_or_a_typed_error(
     store.heal()
     receiver.advance(1)
     assert_same(live, second)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_connection_that_breaks_twice_is_waited_for(streaming: bool) -> None:
+    root = new_root()
+    url, store = faulty(root)
+    first, second = states()
+    writer = deltafmt.Writer(root)
+    writer.publish_anchor(first)
+    live = copied(first)
+    receiver = deltafmt.Receiver(url, live)
+    receiver.adopt(0)
+    writer.publish(second)
+    store.inject(unreachable(), verb="read_range", times=2)
+    store.inject(unreachable(), verb="read_all", times=2)
+    assert receiver.advance(streaming=streaming) == 1
+    assert_same(live, second)
+
+
+def test_the_error_names_object_and_range() -> None:
+    root = new_root()
+    url, store = faulty(root)
+    first, second = states()
+    writer = deltafmt.Writer(root)
+    writer.publish_anchor(first)
+    live = copied(first)
+    receiver = deltafmt.Receiver(url, live)
+    receiver.adopt(0)
+    writer.publish(second)
+    store.inject(short(), verb="read_range", times=2)
+    with pytest.raises(StoreError) as caught:
+        receiver.advance()
+    reads = [call for call in store.log if call.verb == "read_range"]
+    assert len(reads) == 2, "read again at once, and then no more"
+    assert reads[0] == reads[1]
+    assert caught.value.kind == "short-read"
+    assert f"{reads[0].key} [{reads[0].start}, {reads[0].stop})" in str(caught.value)
+    assert_same(live, first)
 
 
 def test_ranges_at_the_ends_of_an_object() -> None:
