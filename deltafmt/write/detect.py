@@ -201,5 +201,7 @@ def _joined(
     if not found:
         empty = np.empty(0, cut.dtype(domain))
         return np.empty(0, np.uint32), empty, empty
+    if len(found) == 1:
+        return found[0]
     positions, old, new = zip(*found, strict=True)
     return np.concatenate(positions), np.concatenate(old), np.concatenate(new)

@@ -24,6 +24,9 @@ from deltafmt.write.encode import encode, encode_dense
 from deltafmt.write.pack import DomainResult, ShardWriter, WayParts, in_order, pack
 from deltafmt.write.source import LiveSource
 
+_CHANGES_BYTES = 4 << 20
+"""Changes of one domain beyond this are not held until the commit, but decoded from its chunk again."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WayPlan:
@@ -142,6 +145,8 @@ def _with_aliases(cut: Cut, sums: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint
 
 
 def _result(detected: Detected, chunk: Any, listed: bool) -> DomainResult:
+    size = detected.positions.nbytes + detected.new.nbytes
+    keep = detected.dense is None and size <= _CHANGES_BYTES
     return DomainResult(
         domain=detected.domain,
         chunk=chunk,
@@ -150,5 +155,5 @@ def _result(detected: Detected, chunk: Any, listed: bool) -> DomainResult:
         result=detected.result,
         base=detected.base,
         listed=listed or chunk is not None,
-        changes=None if detected.dense is not None else (detected.positions, detected.new),
+        changes=(detected.positions, detected.new) if keep else None,
     )
