@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from deltafmt.geometry import Box
+from deltafmt.joins import expanded, meetings, row_major_strides, self_meetings, spans
 from deltafmt.layout import Layout, Placement, TargetInfo
 from deltafmt.schema import Schema
-from deltafmt.tiling import Tiling, padded_shapes, row_major_strides
+from deltafmt.tiling import Tiling, padded_shapes
 
 Ints = npt.NDArray[np.int64]
 
@@ -119,11 +120,9 @@ def segments_of(
     cast: npt.NDArray[np.uint8],
 ) -> SegmentTable:
     """`make_segments` of placements given as arrays."""
-    box, row = _pairs(tiling.box_tensor, placed.tensor, len(schema))
+    box, row = _pairs(schema, tiling, placed)
     start = np.maximum(tiling.box_start[box], placed.start[row])
     stop = np.minimum(tiling.box_stop[box], placed.stop[row])
-    kept = (start < stop).all(axis=1)
-    box, row, start, stop = box[kept], row[kept], start[kept], stop[kept]
     box_start = tiling.box_start[box]
     source_stride = row_major_strides(padded_shapes(schema))[tiling.box_tensor[box]]
     target_stride = placed.strides[row]
@@ -160,7 +159,7 @@ def segments_of(
 
 @dataclass(frozen=True, kw_only=True)
 class Placed:
-    """Placements as arrays, sorted by source row; boxes and strides padded in front to one rank."""
+    """Placements as arrays; boxes and strides padded in front to one rank."""
 
     tensor: Ints
     start: Ints
@@ -194,51 +193,100 @@ class Placed:
 
     @classmethod
     def of(cls, schema: Schema, layout: Layout, targets: tuple[str, ...], rank: int) -> Placed:
-        number = {name: k for k, name in enumerate(targets)}
+        """The placements of a layout; where they overlap in their source, cut so that none repeats a write."""
+        owners = [schema.index(spec.alias_of or spec.name) for spec in schema]
+        rows = [owners[schema.index(p.source)] for p in layout.placements]
+        shapes = padded_shapes(schema)
+        whole = cls._table(list(layout.placements), rows, [True] * len(rows), targets, rank)
+        crossing = _crossing(whole, shapes)
+        if not len(crossing):
+            return whole
         by_source: dict[int, list[Placement]] = defaultdict(list)
-        for p in layout.placements:
-            row = schema.index(p.source)
-            owner = schema.tensors[row].alias_of
-            by_source[row if owner is None else schema.index(owner)].append(p)
-        rows = [
-            (row, p, counted)
-            for row, placements in sorted(by_source.items())
-            for p, counted in _counted_once(placements)
+        for k in crossing.tolist():
+            by_source[rows[k]].append(layout.placements[k])
+        cut = [
+            (row, part, counted)
+            for row, placements in by_source.items()
+            for part, counted in _counted_once(placements)
         ]
-        pads = [rank - len(p.strides) for _, p, _ in rows]
-        starts = [(0,) * pad + p.source_box.start for pad, (_, p, _) in zip(pads, rows, strict=True)]
-        stops = [(1,) * pad + p.source_box.stop for pad, (_, p, _) in zip(pads, rows, strict=True)]
-        strides = [(0,) * pad + p.strides for pad, (_, p, _) in zip(pads, rows, strict=True)]
-        shape = (len(rows), rank)
-        return cls(
-            tensor=np.array([row for row, _, _ in rows], np.int64),
-            start=np.array(starts, np.int64).reshape(shape),
-            stop=np.array(stops, np.int64).reshape(shape),
-            strides=np.array(strides, np.int64).reshape(shape),
-            offset=np.array([p.offset for _, p, _ in rows], np.int64),
-            target=np.array([number[p.target] for _, p, _ in rows], np.int64),
-            counted=np.array([counted for _, _, counted in rows], bool),
+        apart = np.setdiff1d(np.arange(len(rows)), crossing).tolist()
+        every = [(rows[k], layout.placements[k], True) for k in apart] + cut
+        every.sort(key=lambda item: item[0])
+        return cls._table(
+            [p for _, p, _ in every], [r for r, _, _ in every], [c for *_, c in every], targets, rank
         )
+
+    @classmethod
+    def _table(
+        cls,
+        placements: list[Placement],
+        rows: list[int],
+        counted: list[bool],
+        targets: tuple[str, ...],
+        rank: int,
+    ) -> Placed:
+        number = {name: k for k, name in enumerate(targets)}
+        zeros, ones = [(0,) * k for k in range(rank + 1)], [(1,) * k for k in range(rank + 1)]
+        pads = [rank - len(p.strides) for p in placements]
+        starts = [zeros[pad] + p.source_box.start for pad, p in zip(pads, placements, strict=True)]
+        stops = [ones[pad] + p.source_box.stop for pad, p in zip(pads, placements, strict=True)]
+        strides = [zeros[pad] + p.strides for pad, p in zip(pads, placements, strict=True)]
+        shape = (len(placements), rank)
+        tensor = np.array(rows, np.int64)
+        start, stop = (np.array(corner, np.int64).reshape(shape) for corner in (starts, stops))
+        return cls(
+            tensor=tensor,
+            start=start,
+            stop=stop,
+            strides=np.array(strides, np.int64).reshape(shape),
+            offset=np.array([p.offset for p in placements], np.int64),
+            target=np.array([number[p.target] for p in placements], np.int64),
+            counted=np.array(counted, bool),
+        )
+
+
+def _crossing(placed: Placed, shapes: Ints) -> Ints:
+    """Rows of placements that share an element of their source with another one, in order."""
+    crossing = np.zeros(len(placed.tensor), bool)
+    if len(np.unique(placed.tensor)) == len(crossing):
+        return np.flatnonzero(crossing)
+    first, last = spans(shapes, placed.tensor, placed.start, placed.stop)
+    order = np.argsort(first, kind="stable")
+    for one, other in self_meetings(first[order], last[order])[1]:
+        a, b = order[one], order[other]
+        meet = placed.tensor[a] == placed.tensor[b]
+        meet &= (placed.start[a] < placed.stop[b]).all(axis=1)
+        meet &= (placed.start[b] < placed.stop[a]).all(axis=1)
+        crossing[a[meet]] = True
+        crossing[b[meet]] = True
+    return np.flatnonzero(crossing)
 
 
 def _counted_once(placements: list[Placement]) -> list[tuple[Placement, bool]]:
     """Placements of one source, cut so that none repeats a write and that counted ones do not overlap."""
-    if len(placements) == 1:
-        return [(placements[0], True)]
     result: list[tuple[Placement, bool]] = []
-    written: dict[tuple[object, ...], list[Box]] = defaultdict(list)
+    written: dict[str, list[Placement]] = defaultdict(list)
     seen: list[Box] = []
     for p in placements:
-        origin = p.offset - sum(a * s for a, s in zip(p.source_box.start, p.strides, strict=True))
-        writes = written[(p.target, origin, p.strides)]
-        for box in _subtract(p.source_box, writes):
+        same = [q.source_box for q in written[p.target] if _agree(p, q)]
+        for box in _subtract(p.source_box, same):
             new = _subtract(box, seen)
             again = _subtract(box, new)
             result += [(_part(p, part), True) for part in new]
             result += [(_part(p, part), False) for part in again]
             seen += new
-        writes.append(p.source_box)
+        written[p.target].append(p)
     return result
+
+
+def _agree(p: Placement, q: Placement) -> bool:
+    """Whether two placements into one target put the elements that both have at the same places."""
+    common = p.source_box.intersect(q.source_box)
+    if common is None:
+        return False
+    if any(n > 1 and a != b for n, a, b in zip(common.shape, p.strides, q.strides, strict=True)):
+        return False
+    return _part(p, common).offset == _part(q, common).offset
 
 
 def _subtract(box: Box, others: list[Box]) -> list[Box]:
@@ -274,14 +322,34 @@ def _part(placement: Placement, box: Box) -> Placement:
     return Placement(placement.source, box, placement.target, placement.offset + shift, placement.strides)
 
 
-def _pairs(box_tensor: Ints, placed_tensor: Ints, tensors: int) -> tuple[Ints, Ints]:
-    """(box row, placement row) of every box with every placement of its tensor, boxes in order."""
-    count = np.bincount(placed_tensor, minlength=tensors)
-    first = np.concatenate(([0], np.cumsum(count)))[:-1]
-    per_box = count[box_tensor]
-    box = np.repeat(np.arange(len(box_tensor)), per_box)
-    within = np.arange(len(box)) - np.repeat(np.cumsum(per_box) - per_box, per_box)
-    return box, first[box_tensor][box] + within
+def _pairs(schema: Schema, tiling: Tiling, placed: Placed) -> tuple[Ints, Ints]:
+    """(box row, placement row) of every box with every placement that holds a part of it, boxes in order."""
+    boxes, rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for box, row in _candidates(schema, tiling, placed):
+        meet = (tiling.box_start[box] < placed.stop[row]).all(axis=1)
+        meet &= (placed.start[row] < tiling.box_stop[box]).all(axis=1)
+        boxes.append(box[meet])
+        rows.append(row[meet])
+    return np.concatenate(boxes), np.concatenate(rows)
+
+
+def _candidates(schema: Schema, tiling: Tiling, placed: Placed) -> Iterator[tuple[Ints, Ints]]:
+    """Boxes and placements of one tensor that may meet: all of them where that is little work."""
+    count = np.bincount(placed.tensor, minlength=len(schema))
+    per_box = count[tiling.box_tensor]
+    if per_box.sum() <= 4 * len(per_box):
+        order = np.argsort(placed.tensor, kind="stable")
+        box, at = expanded((np.cumsum(count) - count)[tiling.box_tensor], per_box)
+        yield box, order[at]
+        return
+    shapes = padded_shapes(schema)
+    first, last = spans(shapes, tiling.box_tensor, tiling.box_start, tiling.box_stop)
+    placed_first, placed_last = spans(shapes, placed.tensor, placed.start, placed.stop)
+    order = np.argsort(placed_first, kind="stable")
+    for box, at in meetings(first, last, placed_first[order], placed_last[order]):
+        row = order[at]
+        own = tiling.box_tensor[box] == placed.tensor[row]
+        yield box[own], row[own]
 
 
 def _collapse(

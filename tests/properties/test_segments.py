@@ -48,13 +48,13 @@ def by_hand(schema: Schema, layout: Layout, tiling: Tiling) -> dict[Key, tuple[l
             for number, c in enumerate(np.ndindex(*box.shape)):
                 index = tuple(a + b for a, b in zip(c, box.start, strict=True))
                 places = {
-                    (p.target, p.strides, p.offset + sum((x - a) * s for x, a, s in zip(index, p.source_box.start, p.strides, strict=True)))
+                    (p.target, p.offset + sum((x - a) * s for x, a, s in zip(index, p.source_box.start, p.strides, strict=True)))
                     for p in layout.placements
                     if p.source == spec.name and p.source_box.contains(Box(index, tuple(x + 1 for x in index)))
                 }  # fmt: skip
                 flat = sum(x * s for x, s in zip(index, contiguous_strides(spec.shape), strict=True))
                 key = (domain, int(tiling.box_position[row]) + number)
-                result[key] = (sorted((target, address) for target, _, address in places), flat)
+                result[key] = (sorted((target, address) for target, address in places), flat)
     return result
 
 
@@ -81,6 +81,22 @@ def from_table(
     return result, counted
 
 
+def agree_in_part(p: Placement, q: Placement) -> bool:
+    """Whether two placements of one tensor into one target put some common elements, not all, alike."""
+    common = p.source_box.intersect(q.source_box)
+    if (p.source, p.target) != (q.source, q.target) or common is None:
+        return False
+    places = [
+        [
+            r.offset + sum((x + a - b) * s for x, a, b, s in zip(c, common.start, r.source_box.start, r.strides, strict=True))
+            for c in np.ndindex(*common.shape)
+        ]
+        for r in (p, q)
+    ]  # fmt: skip
+    alike = [a == b for a, b in zip(*places, strict=True)]
+    return any(alike) and not all(alike)
+
+
 @given(st.integers(0, 2**32))
 def test_every_element_stands_where_brute_force_says(seed: int) -> None:
     schema, layout, targets, tiling = random_case(seed)
@@ -88,8 +104,10 @@ def test_every_element_stands_where_brute_force_says(seed: int) -> None:
     table = make_segments(schema, tiling, layout, targets)
     expected = by_hand(schema, layout, tiling)
     found, counted = from_table(table, tiling)
+    plain = not any(agree_in_part(p, q) for p in layout.placements for q in layout.placements)
     for key, (places, flat) in expected.items():
-        assert found[key][0] == places
+        # Two maps that agree in some elements only are refused by `validate`; here they may write twice.
+        assert (found[key][0] if plain else sorted(set(found[key][0]))) == places
         if places:
             assert found[key][1] == flat
             assert counted[key] == 1

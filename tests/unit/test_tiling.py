@@ -158,6 +158,58 @@ def test_small_groups_of_other_readers_stand_alone() -> None:
     assert tiling.volume.tolist() == [10_000, 10_000, 50]
 
 
+def test_a_small_group_does_not_cost_other_readers_much() -> None:
+    # Each rank's part is below the smallest group, and all ranks together read far less than it.
+    schema = Schema((TensorSpec("w", "bfloat16", (8, 400)), TensorSpec("norm", "bfloat16", (10,))))
+    norm = Placement("norm", Box((0,), (10,)), "norm", 0, (1,))
+    rows = [Placement("w", Box((r, 0), (r + 1, 400)), "w", 0, (400, 1)) for r in range(8)]
+    tiling = make_tiling(schema, layouts=[Layout([row, norm]) for row in rows])
+    tiling.check(schema)
+    assert sorted(tiling.volume.tolist()) == [10, *[400] * 8]
+
+
+def test_the_end_of_a_group_joins_its_last_domain() -> None:
+    schema = Schema(tuple(TensorSpec(f"w{k}", "int8", (100,)) for k in range(41)))
+    tiling = make_tiling(schema, domain_elements=1000)
+    tiling.check(schema)
+    assert tiling.volume.tolist() == [1000, 1000, 1000, 1100]
+
+
+def test_a_reader_of_a_second_name_cuts_the_owner() -> None:
+    schema = Schema(
+        (TensorSpec("embed", "bfloat16", (200, 50)), TensorSpec("head", "bfloat16", (200, 50), "embed"))
+    )
+    tiling = make_tiling(schema, layouts=[Layout([half]) for half in halves("head", (200, 50))])
+    tiling.check(schema)
+    assert tiling.volume.tolist() == [5000, 5000]
+
+
+def test_hints_that_do_not_fit_are_passed_over() -> None:
+    schema = Schema((TensorSpec("w", "int8", (6, 6)),))
+    elsewhere = Placement("x", Box((0,), (9,)), "x", 0, (1,))
+    outside = Placement("w", Box((0, 0), (9, 6)), "w", 0, (6, 1))
+    tiling = make_tiling(schema, layouts=[Layout([elsewhere, outside])])
+    tiling.check(schema)
+    assert tiling.volume.tolist() == [36]
+
+
+def test_stacked_experts_cut_for_many_ranks_are_checked_pair_by_pair() -> None:
+    schema = Schema((TensorSpec("down", "bfloat16", (32, 8, 16)),))
+    ranks = [
+        Layout([Placement("down", Box((e, 0, 4 * r), (e + 1, 8, 4 * r + 4)), "down", 0, (32, 4, 1))])
+        for e in range(32)
+        for r in range(4)
+    ]
+    tiling = make_tiling(schema, layouts=ranks)
+    tiling.check(schema)
+    assert len(tiling.box_tensor) == 128
+    boxes = [tiling.boxes(d, schema) for d in range(len(tiling))]
+    boxes[1][0] = boxes[0][0]
+    with pytest.raises(FormatError) as caught:
+        Tiling.of(boxes, schema).check(schema)
+    assert caught.value.kind == "tiling-overlap"
+
+
 def test_more_than_2_to_the_32_elements() -> None:
     schema = Schema((TensorSpec("w", "int8", (2**16 + 2, 2**16)), TensorSpec("row", "int8", (2**32 + 16,))))
     tiling = make_tiling(schema)
