@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import deltafmt
-from deltafmt.errors import NotFoundError
+from deltafmt.errors import FormatError, NotFoundError
 from deltafmt.format import keys
 from deltafmt.store import MemoryStore, open_store
 from tests.cases.common import assert_same, blank, copied, new_root
@@ -75,3 +75,26 @@ def test_a_reader_of_the_base_still_goes_on() -> None:
         remove(store, version)
     assert receiver.advance() == 6
     assert_same(live, states[6])
+
+
+@pytest.mark.parametrize("held", [None, 5])
+def test_a_delta_made_from_another_parent_of_the_same_number_is_not_applied(held: int | None) -> None:
+    root, store, states = published()
+    fork = new_root()
+    other = open_store(fork)
+    assert isinstance(other, MemoryStore)
+    other.objects.update(store.objects)
+    for version in (5, 6):
+        remove(other, version)
+    writer = deltafmt.Writer(fork)
+    for version in (5, 6):
+        writer.publish({"w": states[4]["w"] + version})
+    remove(store, 6)
+    store.objects.update({key: data for key, data in other.objects.items() if f"/{6:020d}" in key})
+    receiver, live = at(root, states, held)
+    before = copied(live)
+    with pytest.raises(FormatError) as caught:
+        receiver.advance(6)
+    assert caught.value.kind == "base-differs"
+    assert receiver.version == held
+    assert_same(live, before)
