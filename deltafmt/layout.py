@@ -90,11 +90,16 @@ class Layout:
     def identity(cls, schema: Schema, names: Iterable[str] | None = None) -> Layout:
         """Every tensor of the schema (or those named) in a contiguous local tensor of the same name."""
         specs: Iterable[TensorSpec] = schema if names is None else [schema[name] for name in names]
-        return cls(
-            Placement(spec.name, Box.full(spec.shape), spec.name, 0, contiguous_strides(spec.shape))
-            for spec in specs
-            if spec.volume
-        )
+        # A model has few different shapes.
+        places: dict[tuple[int, ...], tuple[Box, tuple[int, ...]]] = {}
+        placements = []
+        for spec in specs:
+            if spec.shape not in places:
+                places[spec.shape] = Box.full(spec.shape), contiguous_strides(spec.shape)
+            box, strides = places[spec.shape]
+            if 0 not in spec.shape:
+                placements.append(Placement(spec.name, box, spec.name, 0, strides))
+        return cls(placements)
 
     @classmethod
     def by_name(cls, schema: Schema, targets: Mapping[str, TargetInfo]) -> Layout:
@@ -117,9 +122,25 @@ class Layout:
     def validate(self, schema: Schema, targets: Mapping[str, TargetInfo]) -> None:
         """Raise `LayoutError` unless every element of every target is placed once or declared untouched."""
         by_target: dict[str, list[Placement]] = defaultdict(list)
-        for placement in self.placements:
-            _check_placement(placement, schema, targets, self.casts)
-            by_target[placement.target].append(placement)
+        # The layers of a model are alike: what differs in names only is checked once.
+        fine: set[tuple[object, ...]] = set()
+        for p in self.placements:
+            like: tuple[object, ...] = ()
+            if p.source in schema and p.target in targets:
+                spec, info = schema[p.source], targets[p.target]
+                like = (
+                    spec.dtype,
+                    spec.shape,
+                    info,
+                    self.casts.get(p.target),
+                    p.source_box,
+                    p.offset,
+                    p.strides,
+                )
+            if like not in fine:
+                _check_placement(p, schema, targets, self.casts)
+                fine.add(like)
+            by_target[p.target].append(p)
         untouched: dict[str, list[Box]] = defaultdict(list)
         for name, box in self.untouched:
             if name not in targets or not Box.full(targets[name].shape).contains(box):

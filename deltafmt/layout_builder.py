@@ -254,7 +254,7 @@ class LayoutBuilder:
         place = [0] * len(info.shape) if at is None else list(at)
         for source, box in pairs:
             self.place(source, target, box=box, at=place)
-            place[len(info.shape) - box.rank + dim] += box.shape[dim]
+            place[len(info.shape) - box.rank + dim % box.rank] += box.shape[dim]
         return self
 
     def _expert(self, names: str | Sequence[str], expert: int, *, dim: int) -> tuple[str, Box]:

@@ -11,8 +11,11 @@ class ReadOptions:
     """Resources of a reader.
 
     `threads` decode and apply (default: the machine's cores, at most 8); `undo_bytes` is what the log of
-    old bits may take before a step is made without one, in which case a failure leaves no known version.
+    old bits may take before a step is made without one, in which case a failure leaves no known version;
+    `audit_domains` is how many domains that changed are digested anew at each step, by turns, to find live
+    bits that have drifted (0: none).
     """
 
     threads: int = min(8, os.cpu_count() or 1)
     undo_bytes: int = 4 << 30
+    audit_domains: int = 1

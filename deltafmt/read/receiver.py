@@ -13,7 +13,7 @@ from deltafmt.read.chain import cheapest_chain
 from deltafmt.read.history import History, Stored
 from deltafmt.read.options import ReadOptions
 from deltafmt.read.prepared import Prepared, Step
-from deltafmt.read.proof import Proof, prove
+from deltafmt.read.proof import Proof, audit, prove
 from deltafmt.read.replica import Replica
 from deltafmt.read.targets import Targets
 from deltafmt.store import open_store
@@ -52,6 +52,7 @@ class Receiver:
         self._replica = Replica(self._history, Targets(named_tensors), layout, options=self._options)
         self._staged: Prepared | None = None
         self._closed = False
+        self._audits = 0
         newest = self._history.latest()
         schema = (
             self._history.descriptor.schema
@@ -97,8 +98,9 @@ class Receiver:
         restores all bits. With `streaming`, for an engine that is paused anyway, each chunk is written as
         it arrives; a failure restores all bits, too.
 
-        If the outcome is not the version's and the live bits prove not to be those of the version held, they
-        are repaired from an anchor, once.
+        If the outcome is not the version's and the live bits prove not to be those of the version held, or if
+        the audit of a few changed domains (`ReadOptions.audit_domains`) finds bits that drifted, they are
+        repaired from an anchor, once.
         """
         self._check_open()
         prepared, self._staged = self._staged, None
@@ -116,7 +118,7 @@ class Receiver:
             raise
         prepared.keep()
         self._replica.views.forget(prepared.schema)
-        return prepared.version
+        return self._audited(prepared.version)
 
     def prepare(self, version: int | None = None) -> Prepared:
         """`advance` in parts, for engines with many ranks: `apply`, then `keep` or `rollback`.
@@ -191,6 +193,16 @@ class Receiver:
             if self._replica.views.carried(held.manifest.schema, [stored.manifest.schema for stored in path]):
                 return path
         return cheapest_chain(ways, None, wanted)
+
+    def _audited(self, version: int) -> int:
+        """Digest some of what has changed; live bits that drifted before are repaired from an anchor."""
+        assert self.held is not None
+        try:
+            audit(self._replica, self.held, self._audits)
+        except ChecksumError as error:
+            return self._repaired(version, error)
+        self._audits += 1
+        return version
 
     def _is_proven(self, stored: Stored) -> bool:
         try:

@@ -179,3 +179,14 @@ def test_what_does_not_fit_is_refused(build: object, kind: str) -> None:
     with pytest.raises(LayoutError) as caught:
         build(builder)  # type: ignore[operator]
     assert caught.value.kind == kind
+
+
+def test_stacks_along_a_dimension_counted_from_the_end() -> None:
+    schema = schema_of(a=(2, 3), b=(2, 5))
+    x = numbered(schema)
+    targets = {"t": target(4, 2, 8)}
+    builder = LayoutBuilder(schema, targets).fuse("t", ["a", "b"], dim=-1, at=(1, 0, 0))
+    for slot in (0, 2, 3):
+        builder.untouched("t", Box((slot, 0, 0), (slot + 1, 2, 8)))
+    local = filled(builder.build(), x, targets)["t"]
+    assert (local[1] == np.concatenate([x["a"], x["b"]], axis=1)).all()
