@@ -14,7 +14,7 @@ import numpy.typing as npt
 from numba import njit
 
 from deltafmt.kernels.digest import BLOCK_WORDS, U64, Digest, add_element, block_multiplier, multipliers
-from deltafmt.kernels.intrinsics import load, store
+from deltafmt.kernels.intrinsics import load, store, width_of
 from deltafmt.kernels.positions import Positions
 from deltafmt.kernels.steps import from_key, to_key
 from deltafmt.segments import SegmentTable
@@ -180,7 +180,7 @@ def _write(
     operation: int, order: int, values: Any, undo: Any, keep: bool, cast: bool, count: int,
     entry: Any, address: Any, before: Any, after: Any, wide: Any,
 ) -> None:  # fmt: skip
-    width = values.itemsize
+    width = width_of(values)
     sign = _ONE << U64(8 * width - 1)
     mask = (sign - _ONE) | sign
     # Reads first, all of them: cache misses then overlap instead of waiting for one another.
@@ -244,7 +244,7 @@ def _write_run(
     operation: int, order: int, positions: Any, values: Any, old: Any, new: Any, shift: int
 ) -> None:  # fmt: skip
     """`_write` for elements whose addresses are `shift` behind their positions; keeps old and new bits."""
-    width = values.itemsize
+    width = width_of(values)
     sign = _ONE << U64(8 * width - 1)
     mask = (sign - _ONE) | sign
     # Reads first, all of them: cache misses then overlap instead of waiting for one another, and the
@@ -267,7 +267,7 @@ def _update_run(
     positions: Any, old: Any, new: Any, shift: int, salt: Any, table: Any, digest: Any
 ) -> None:  # fmt: skip
     """`_update` for canonical indices that are `shift` behind the positions; width 1, 2 or 4."""
-    width = U64(old.itemsize)
+    width = U64(width_of(old))
     s0, s1 = salt[0], salt[1]
     a0, a1 = table[0], table[1]
     current = ~_ZERO
@@ -300,7 +300,7 @@ def _apply(
     before, after = np.empty(_BATCH, np.uint64), np.empty(_BATCH, np.uint64)
     wide = np.empty(1, np.uint32)
     run_old, run_new = np.empty(_BATCH, values.dtype), np.empty(_BATCH, values.dtype)
-    width = values.itemsize
+    width = width_of(values)
     last = dims.shape[1] - 1
     at = 0
     for box in range(box_position.size):
@@ -349,7 +349,7 @@ def _apply(
                     wide,
                 )
                 if counted[s]:
-                    _update(count, flat, before, after, values.itemsize, salt[s], table, digest)
+                    _update(count, flat, before, after, width_of(values), salt[s], table, digest)
         at = end
 
 
@@ -421,7 +421,7 @@ def _scan_run(
     address: int, flat: int, length: int, like: Any, wide: Any, salt: Any, table: Any, digest: Any
 ) -> None:
     """`_scan` of elements that are neighbours in memory and in canonical order: whole words at a time."""
-    width = like.itemsize
+    width = width_of(like)
     s0, s1 = salt[0], salt[1]
     head = min(length, -flat * width % 4 // width)
     words = (length - head) * width // 4
@@ -458,7 +458,7 @@ def _scan(
         for run in range(_runs(dims[s], low[s], high[s])):
             _, shift, start = _run_start(run, dims[s], low[s], high[s], t_stride[s], s_stride[s])
             address = t_base[s] + shift
-            if cast[s] == 0 and stride == like.itemsize and s_stride[s, last] == 1:
+            if cast[s] == 0 and stride == width_of(like) and s_stride[s, last] == 1:
                 _scan_run(address, s_base[s] + start, length, like, wide, salt[s], table, digest)
                 continue
             for first in range(0, length, _BATCH):
@@ -470,7 +470,7 @@ def _scan(
                         after[k] = U64(load(address + i * stride, wide)) >> U64(16)
                     else:
                         after[k] = U64(load(address + i * stride, like))
-                _update(count, flat, before, after, like.itemsize, salt[s], table, digest)
+                _update(count, flat, before, after, width_of(like), salt[s], table, digest)
 
 
 @njit(nogil=True, cache=True)

@@ -16,6 +16,7 @@ from deltafmt.kernels.digest import (
     block_multiplier,
     multipliers,
 )
+from deltafmt.kernels.intrinsics import width_of
 
 Bits = npt.NDArray[Any]
 
@@ -45,7 +46,7 @@ def scatter(target: Bits, at: npt.NDArray[np.int64], values: Bits) -> None:
 
 @njit(nogil=True, cache=True)
 def _changes(flat: Any, old: Any, new: Any, s0: Any, s1: Any, table: Any, out: Any) -> None:
-    width = old.itemsize
+    width = width_of(old)
     if width == 8:
         for k in range(flat.size):
             add_element(flat[k], U64(old[k]), U64(new[k]), 8, s0, s1, table, out)
@@ -71,7 +72,7 @@ def _changes(flat: Any, old: Any, new: Any, s0: Any, s1: Any, table: Any, out: A
 
 @njit(nogil=True, cache=True)
 def _rows(bits: Any, starts: Any, length: int, s0: Any, s1: Any, table: Any, out: Any) -> None:
-    width = bits.itemsize
+    width = width_of(bits)
     current, sum0, sum1 = np.int64(-1), _ZERO, _ZERO
     for row in range(starts.size):
         here = bits[row * length : (row + 1) * length]

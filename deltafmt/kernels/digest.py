@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from deltafmt.kernels.intrinsics import width_of
+
 U64 = np.uint64
 BLOCK_WORDS = 512
 GOLDEN = 0x9E3779B97F4A7C15
@@ -115,7 +117,7 @@ def add_element(flat: Any, old: Any, new: Any, width: int, s0: Any, s1: Any, tab
 def add_elements(bits: Any, first: int, s0: Any, s1: Any, table: Any, out: Any) -> None:
     """Add elements one by one, whatever their alignment; `first` is the flat index of the first."""
     for i in range(bits.size):
-        add_element(first + i, _ZERO, U64(bits[i]), bits.itemsize, s0, s1, table, out)
+        add_element(first + i, _ZERO, U64(bits[i]), width_of(bits), s0, s1, table, out)
 
 
 def digest_run(bits: npt.NDArray[Any], first: int, salt: tuple[int, int], out: Digest) -> None:

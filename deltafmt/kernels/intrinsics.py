@@ -62,6 +62,17 @@ def ones(typingctx: Any, word: Any) -> Any:
     return signature, codegen
 
 
+@intrinsic
+def width_of(typingctx: Any, like: Any) -> Any:
+    """Bytes of an array's element, as a constant that the compiler can fold, unlike `itemsize`."""
+    signature = types.int64(like)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return ir.Constant(ir.IntType(64), sig.args[0].dtype.bitwidth // 8)
+
+    return signature, codegen
+
+
 def _pointer(builder: Any, address: Any, array_type: Any) -> Any:
     return builder.inttoptr(address, ir.IntType(array_type.dtype.bitwidth).as_pointer())
 

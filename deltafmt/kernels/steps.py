@@ -13,6 +13,7 @@ import numpy.typing as npt
 from numba import njit
 
 from deltafmt.errors import FormatError
+from deltafmt.kernels.intrinsics import width_of
 from deltafmt.kernels.positions import Bytes, Counts
 
 Bits = npt.NDArray[Any]
@@ -21,6 +22,8 @@ _U64 = np.uint64
 _ONE, _ZERO = np.uint64(1), np.uint64(0)
 _ESCAPE = 255
 _LEAST_ESCAPE = 257
+_LARGER = np.uint64(0xAA)
+"""The upper bit of each of the four codes in a byte."""
 
 _REASONS = {
     1: "block-counts",
@@ -53,7 +56,7 @@ def from_key(key: Any, sign: Any, mask: Any, order: int) -> Any:
 
 @njit(nogil=True, cache=True)
 def _between(old: Any, new: Any, order: int, step: Any) -> None:
-    sign = _sign(old.itemsize)
+    sign = _sign(width_of(old))
     mask = (sign - _ONE) | sign
     for i in range(old.size):
         a, b = to_key(_U64(old[i]), sign, mask, order), to_key(_U64(new[i]), sign, mask, order)
@@ -62,7 +65,7 @@ def _between(old: Any, new: Any, order: int, step: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def _add(old: Any, step: Any, order: int, new: Any) -> None:
-    sign = _sign(old.itemsize)
+    sign = _sign(width_of(old))
     mask = (sign - _ONE) | sign
     for i in range(old.size):
         key = (to_key(_U64(old[i]), sign, mask, order) + _U64(step[i])) & mask
@@ -140,7 +143,7 @@ def decode_steps(
 
 @njit(nogil=True, cache=True)
 def _count_escapes(step: Any) -> Any:
-    sign = _sign(step.itemsize)
+    sign = _sign(width_of(step))
     mask = (sign - _ONE) | sign
     count: Any = 0
     for i in range(step.size):
@@ -154,7 +157,7 @@ def _count_escapes(step: Any) -> Any:
 def _encode(
     step: Any, elements: Any, code: Any, magnitude: Any, escape: Any, magnitudes: Any, escapes: Any
 ) -> Any:
-    sign = _sign(step.itemsize)
+    sign = _sign(width_of(step))
     mask = (sign - _ONE) | sign
     i, m, e = _ZERO, _ZERO, _ZERO
     for block in range(elements.size):
@@ -181,13 +184,22 @@ def _encode(
 def _decode(
     code: Any, magnitude: Any, escape: Any, elements: Any, magnitudes: Any, escapes: Any, step: Any
 ) -> Any:
-    sign = _sign(step.itemsize)
+    sign = _sign(width_of(step))
     mask = (sign - _ONE) | sign
     i, m, e = _ZERO, _ZERO, _ZERO
     for block in range(elements.size):
         last_m, last_e = m + _U64(magnitudes[block]), e + _U64(escapes[block])
-        for _ in range(elements[block]):
-            two = _U64(code[i >> _U64(2)]) >> (_U64(2) * (i & _U64(3)))
+        end = i + _U64(elements[block])
+        while i < end:
+            byte_of_codes = _U64(code[i >> _U64(2)])
+            if i & _U64(3) == _ZERO and i + _U64(4) <= end and byte_of_codes & _LARGER == _ZERO:
+                # Most bytes of codes are four single steps, up or down.
+                for j in range(4):
+                    down = byte_of_codes >> _U64(2 * j) & _ONE
+                    step[i + _U64(j)] = (_ONE ^ (_ZERO - down)) + down
+                i += _U64(4)
+                continue
+            two = byte_of_codes >> (_U64(2) * (i & _U64(3)))
             larger = (two >> _ONE) & _ONE
             # The block's counts were summed up before, so that the last place is the padding's.
             byte = _U64(magnitude[min(m, last_m)])
@@ -232,7 +244,7 @@ def from_planes(planes: list[Bytes], dtype: np.dtype[Any]) -> Bits:
 
 @njit(nogil=True, cache=True)
 def _split(bits: Any, planes: Any) -> None:
-    for j in range(bits.itemsize):
+    for j in range(width_of(bits)):
         plane = planes[j]
         shift = _U64(8 * j)
         for i in range(bits.size):
