@@ -190,7 +190,7 @@ def _keep_needed(survey: _Survey, version: int) -> None:
 
 def _check_shards(survey: _Survey, key: str, manifest: Manifest) -> None:
     store = survey.history.store
-    sizes = zip(_shard_keys(manifest), manifest.shards.size.tolist(), strict=True)
+    sizes = zip(manifest.shard_keys, manifest.shards.size.tolist(), strict=True)
     for row, (shard, size) in enumerate(sizes):
         writer = int(manifest.shards.writer[row])
         try:
@@ -247,7 +247,7 @@ def _replay(survey: _Survey) -> None:
 
     Versions are taken in order, so that a delta from the version before is applied to what is at hand.
     """
-    owners = {shard: key for key, way in survey.ways.items() for shard in _shard_keys(way.manifest)}
+    owners = {shard: key for key, way in survey.ways.items() for shard in way.manifest.shard_keys}
     current: _Current | None = None
     for key, way in sorted(survey.ways.items(), key=lambda item: (item[1].manifest.version, item[0])):
         if not way.manifest.data:
@@ -312,19 +312,6 @@ def _replay_way(history: History, key: str, way: Stored, current: _Current | Non
                 where=f"{key}, {schema.tensors[row].name!r}",
             )
     return _Current(manifest.version, manifest.schema, tensors)
-
-
-def _shard_keys(manifest: Manifest) -> list[str]:
-    return [
-        keys.shard_key(
-            version=manifest.version,
-            base=manifest.base,
-            attempt=manifest.attempt,
-            writer=writer,
-            further=manifest.is_way,
-        )
-        for writer in manifest.shards.writer.tolist()
-    ]
 
 
 def _base_into(history: History, manifest: Manifest, tensors: dict[str, torch.Tensor]) -> None:

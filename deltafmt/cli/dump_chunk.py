@@ -20,7 +20,6 @@ from deltafmt.format.checksum import crc32c
 from deltafmt.format.chunk import ChunkHead, ColumnHead
 from deltafmt.format.codec import decompress
 from deltafmt.format.constants import CODECS, COLUMNS, OPERATIONS, SHARD_MAGIC
-from deltafmt.format.keys import shard_key
 from deltafmt.format.objects import parse_manifest
 from deltafmt.format.records import Footer, Manifest
 
@@ -106,13 +105,7 @@ def _shard_of(manifest: Manifest, row: int) -> str:
     shard = int(manifest.chunks.shard[row])
     if shard >= len(manifest.shards):
         raise FormatError("chunk of a shard that is not listed", kind="index-range", where=f"chunk {row}")
-    return shard_key(
-        version=manifest.version,
-        base=manifest.base,
-        attempt=manifest.attempt,
-        writer=int(manifest.shards.writer[shard]),
-        further=manifest.is_way,
-    )
+    return manifest.shard_keys[shard]
 
 
 def _columns(source: Source, record: Manifest | Footer, row: int, key: str) -> Iterator[Column]:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from deltafmt.format import keys
+
 Array = npt.NDArray[Any]
 
 
@@ -198,6 +200,20 @@ class Manifest:
     def stored_bytes(self) -> int:
         """Bytes of the way's shards."""
         return int(self.shards.size.sum())
+
+    @property
+    def shard_keys(self) -> list[str]:
+        """Keys of the way's shards, in the order of the shard table."""
+        return [
+            keys.shard_key(
+                version=self.version,
+                base=self.base,
+                attempt=self.attempt,
+                writer=writer,
+                further=self.is_way,
+            )
+            for writer in self.shards.writer.tolist()
+        ]
 
     @property
     def is_way(self) -> bool:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from deltafmt.format import keys
 from deltafmt.format.chunk import ChunkHead, ColumnHead
 from deltafmt.format.constants import DENSE
 from deltafmt.format.records import Manifest
@@ -51,7 +50,7 @@ class LinkPlan:
     @property
     def ranges(self) -> list[Range]:
         """Bytes of each chunk; the store joins neighbours."""
-        shards = [self._shard_key(writer) for writer in self.manifest.shards.writer.tolist()]
+        shards = self.manifest.shard_keys
         numbers = self.manifest.chunks.shard[self.rows].tolist()
         places = zip(numbers, self.starts.tolist(), self.stops.tolist(), strict=True)
         return [Range(shards[number], start, stop) for number, start, stop in places]
@@ -68,16 +67,6 @@ class LinkPlan:
         for row, count in zip(chunk_rows, chunks.columns.tolist(), strict=True):
             head = ChunkHead(**dict(zip(fields, row, strict=True)))
             yield head, tuple(itertools.islice(column_rows, count))
-
-    def _shard_key(self, writer: int) -> str:
-        manifest = self.manifest
-        return keys.shard_key(
-            version=manifest.version,
-            base=manifest.base,
-            attempt=manifest.attempt,
-            writer=writer,
-            further=manifest.is_way,
-        )
 
 
 def plan_link(manifest: Manifest, segments: SegmentTable) -> LinkPlan:

@@ -11,7 +11,7 @@ import torch
 from deltafmt.errors import ChecksumError
 from deltafmt.read.history import History
 from deltafmt.schema import Schema
-from deltafmt.write.commit import Outcome, commit, drop, sealed, shard_keys
+from deltafmt.write.commit import Outcome, commit, drop, sealed
 from deltafmt.write.cut import Cut
 from deltafmt.write.source import LiveSource
 from deltafmt.write.way import WayPlan, anchor_results, build_way, tensor_sums
@@ -48,14 +48,14 @@ def add_anchor_way(
     )
     differ = (tensor_sums(manifest) != tensor_sums(target.manifest)).any(axis=1)
     if differ.any():
-        drop(history.store, shard_keys(manifest))
+        drop(history.store, manifest.shard_keys)
         raise ChecksumError(
             "these tensors are not those of the version",
             kind="content-mismatch",
             where=f"version {version}, {schema.tensors[int(differ.argmax())].name!r}",
         )
     if commit(history.store, *sealed(manifest)) is not Outcome.OURS:
-        drop(history.store, shard_keys(manifest))
+        drop(history.store, manifest.shard_keys)
 
 
 def owners(schema: Schema, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -177,20 +177,6 @@ def manifest_key(manifest: Manifest) -> str:
     return keys.version_key(manifest.version)
 
 
-def shard_keys(manifest: Manifest) -> list[str]:
-    """Keys of the manifest's shards."""
-    return [
-        keys.shard_key(
-            version=manifest.version,
-            base=manifest.base,
-            attempt=manifest.attempt,
-            writer=writer,
-            further=manifest.is_way,
-        )
-        for writer in manifest.shards.writer.tolist()
-    ]
-
-
 def conflict(version: int) -> CommitConflictError:
     return CommitConflictError(
         "another writer has this version; resume, then publish again",

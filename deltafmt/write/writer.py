@@ -43,7 +43,6 @@ from deltafmt.write.commit import (
     put_files,
     sealed,
     settle,
-    shard_keys,
 )
 from deltafmt.write.cut import Cut
 from deltafmt.write.detect import SnapshotDetector
@@ -306,7 +305,7 @@ class Writer:
             try:
                 stored, data = sealed(manifest)
             except BaseException:
-                drop(self._store, shard_keys(manifest))
+                drop(self._store, manifest.shard_keys)
                 raise
             try:
                 outcome = commit(self._store, stored, data)
@@ -314,7 +313,7 @@ class Writer:
                 self._unsettled = (stored, lambda: self._advance(draft, stored, parts))
                 raise
             if outcome is not Outcome.OURS:
-                drop(self._store, shard_keys(manifest))
+                drop(self._store, manifest.shard_keys)
                 raise conflict(manifest.version)
             self._advance(draft, stored, parts)
             self._add_anchor(manifest.version)
@@ -359,7 +358,7 @@ class Writer:
                 # An anchor is copied from the live tensors, which have moved on: the next step reads it.
                 _LOG.info("version %d turned out to be published", stored.manifest.version)
         elif outcome is Outcome.THEIRS:
-            drop(self._store, shard_keys(stored.manifest))
+            drop(self._store, stored.manifest.shard_keys)
             raise conflict(stored.manifest.version)
 
     def _ensure_root(self, schema: Schema) -> None:
