@@ -36,6 +36,7 @@ COLUMNS = {0: "gap", 1: "low", 2: "block", 3: "code", 4: "magnitude", 5: "escape
 }
 MAX_OBJECT, MAX_ITEMS, MAX_TENSORS = 64 << 20, 65536, 1 << 20
 MAX_DOMAIN = 2**31 - 1
+MAX_VERSION, MAX_LEASE = 10**18, 86400
 M64 = 2**64 - 1
 
 # torch's name -> (safetensors' name, bytes per element)
@@ -83,6 +84,8 @@ OBJECTS = {
         "writer": "int", "writers": "int", "changed": "int?", "listed": "int", "chunks": "ChunkTable",
         "columns": "ColumnTable", "domains": "DomainTable",
     },
+    "floor": {"lineage": "bin16", "version": "int", "created": "int"},
+    "lease": {"lineage": "bin16", "reader": "bin16", "start": "int", "seconds": "int", "created": "int"},
 }  # fmt: skip
 
 
@@ -928,6 +931,9 @@ def dump(path: Path) -> dict[str, Any]:
     kind = body["kind"]
     require(kind in OBJECTS, "kind-wrong", where)
     record = parse(data, kind, where)
+    for name, bound in (("version", MAX_VERSION), ("start", MAX_VERSION), ("seconds", MAX_LEASE + 1)):
+        if kind in ("floor", "lease") and name in record:
+            require(record[name] < bound, "field-type", f"{where}, field {name}")
     result = {"kind": kind, **plain(record)}
     if kind == "schema":
         result["tensors"] = plain(schema_of(data, where))

@@ -62,6 +62,7 @@ def limits() -> str:
         ("`block`", f"{constants.MIN_BLOCK_LOG2} to {constants.MAX_BLOCK_LOG2}"),
         ("writers", f"1 to {constants.MAX_WRITERS:,}"),
         ("versions", f"0 to {constants.MAX_VERSION - 1:,}"),
+        ("seconds of a lease", f"0 to {constants.MAX_LEASE_SECONDS:,}"),
     ]
     return table(("what", "limit"), rows)
 

@@ -10,10 +10,13 @@ from deltafmt.format.constants import MAX_VERSION
 LINEAGE = "lineage.dfm"
 VERSIONS, WAYS, SCHEMAS, TILINGS, FILES = "versions", "ways", "schemas", "tilings", "files"
 DATA, WAYS_DATA = "data", "ways-data"
+ATTEMPTS, FLOORS, LEASES, PROBES = "attempts", "floors", "leases", "probes"
 ANCHOR = "anchor"
 
 _VERSION_KEY = re.compile(r"versions/([0-9]{20})\.dfm")
 _WAY_KEY = re.compile(r"ways/([0-9]{20})/([0-9]{20}|anchor)\.dfm")
+_FLOOR_KEY = re.compile(r"floors/([0-9]{20})\.dfm")
+_LEASE_KEY = re.compile(r"leases/([0-9a-f]{32})\.dfm")
 
 
 def schema_key(digest: bytes) -> str:
@@ -40,6 +43,14 @@ def way_key(version: int, base: int | None) -> str:
     return f"{ways_folder(version)}/{_base(base)}.dfm"
 
 
+def floor_key(version: int) -> str:
+    return f"{FLOORS}/{version:020d}.dfm"
+
+
+def lease_key(reader: bytes) -> str:
+    return f"{LEASES}/{reader.hex()}.dfm"
+
+
 def shard_key(*, version: int, base: int | None, attempt: bytes, writer: int, further: bool) -> str:
     """Key of a shard; `further` for a way beside the version's first one."""
     folder = f"{WAYS_DATA}/{version:020d}/{_base(base)}" if further else f"{DATA}/{version:020d}"
@@ -48,8 +59,18 @@ def shard_key(*, version: int, base: int | None, attempt: bytes, writer: int, fu
 
 def version_of(key: str) -> int | None:
     """The version whose manifest has this key; None for any other key."""
-    match = _VERSION_KEY.fullmatch(key)
-    return int(match[1]) if match and int(match[1]) < MAX_VERSION else None
+    return _number(_VERSION_KEY.fullmatch(key))
+
+
+def floor_of(key: str) -> int | None:
+    """The version whose floor has this key; None for any other key."""
+    return _number(_FLOOR_KEY.fullmatch(key))
+
+
+def lease_of(key: str) -> bytes | None:
+    """The reader whose lease has this key; None for any other key."""
+    match = _LEASE_KEY.fullmatch(key)
+    return bytes.fromhex(match[1]) if match else None
 
 
 def way_of(key: str) -> tuple[int, int | None] | None:
@@ -58,6 +79,10 @@ def way_of(key: str) -> tuple[int, int | None] | None:
     if not match or int(match[1]) >= MAX_VERSION:
         return None
     return int(match[1]), None if match[2] == ANCHOR else int(match[2])
+
+
+def _number(match: re.Match[str] | None) -> int | None:
+    return int(match[1]) if match and int(match[1]) < MAX_VERSION else None
 
 
 def _base(base: int | None) -> str:

@@ -14,12 +14,21 @@ import numpy.typing as npt
 from deltafmt.dtypes import DTYPES
 from deltafmt.errors import DeltafmtError, FormatError
 from deltafmt.format.body import content_digest, emit, parse
-from deltafmt.format.constants import MAX_OBJECT_BYTES, MAX_TENSORS, WIDTHS, table_limit
+from deltafmt.format.constants import (
+    MAX_LEASE_SECONDS,
+    MAX_OBJECT_BYTES,
+    MAX_TENSORS,
+    MAX_VERSION,
+    WIDTHS,
+    table_limit,
+)
 from deltafmt.format.envelope import shown
 from deltafmt.format.records import (
     BoxTable,
     DomainShapeTable,
+    FloorRecord,
     Footer,
+    LeaseRecord,
     LineageRecord,
     Manifest,
     SchemaRecord,
@@ -60,6 +69,27 @@ def emit_footer(footer: Footer) -> bytes:
 
 def parse_footer(data: Data, *, where: object) -> Footer:
     return cast("Footer", parse(data, "footer", where=where))
+
+
+def emit_floor(record: FloorRecord) -> bytes:
+    return emit(record, "floor")
+
+
+def parse_floor(data: Data, *, where: object) -> FloorRecord:
+    record = cast("FloorRecord", parse(data, "floor", where=where))
+    _check_below(record.version, MAX_VERSION, f"{where}, field `version`")
+    return record
+
+
+def emit_lease(record: LeaseRecord) -> bytes:
+    return emit(record, "lease")
+
+
+def parse_lease(data: Data, *, where: object) -> LeaseRecord:
+    record = cast("LeaseRecord", parse(data, "lease", where=where))
+    _check_below(record.start, MAX_VERSION, f"{where}, field `start`")
+    _check_below(record.seconds, MAX_LEASE_SECONDS + 1, f"{where}, field `seconds`")
+    return record
 
 
 def emit_schema(schema: Schema) -> bytes:
@@ -221,6 +251,13 @@ def _corner_bytes(schema: Schema, box_tensor: npt.NDArray[Any]) -> int:
 
 def _used_dims(ranks: npt.NDArray[np.int64], rank: int) -> npt.NDArray[np.bool_]:
     return np.arange(rank) >= rank - ranks[:, None]
+
+
+def _check_below(value: int, bound: int, where: str) -> None:
+    if value >= bound:
+        raise FormatError(
+            "number is out of range", kind="field-type", where=where, expected=f"below {bound}", found=value
+        )
 
 
 def _check_digest(record: Any, kind: str, digest: bytes | None, where: object) -> None:

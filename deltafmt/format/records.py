@@ -222,6 +222,26 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FloorRecord:
+    """`floors/<version>.dfm`: versions below no longer exist."""
+
+    lineage: bytes = _entry("bin16", "id of the lineage")
+    version: int = _entry("int", "the oldest version that is kept")
+    created: int = _entry("int", "when it was made, milliseconds since 1970 UTC")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRecord:
+    """`leases/<reader>.dfm`: what a reader still needs, and for how long."""
+
+    lineage: bytes = _entry("bin16", "id of the lineage")
+    reader: bytes = _entry("bin16", "random id of the reader")
+    start: int = _entry("int", "the oldest version that the reader needs; it needs all later ones, too")
+    seconds: int = _entry("int", "how long the lease holds from the time at which the storage wrote it")
+    created: int = _entry("int", "when it was written by the reader's clock, milliseconds since 1970 UTC")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
     """The end of a shard: its chunk table again, and the receipt of the rank that wrote it."""
 
@@ -262,6 +282,8 @@ RECORDS: dict[str, type[Any]] = {
     "version": Manifest,
     "way": Manifest,
     "footer": Footer,
+    "floor": FloorRecord,
+    "lease": LeaseRecord,
 }
 """The record of each kind of metadata object."""
 

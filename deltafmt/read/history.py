@@ -39,6 +39,7 @@ class History:
         self._manifests: OrderedDict[str, Stored] = OrderedDict()
         self._schemas: dict[bytes, Schema] = {}
         self._tilings: dict[bytes, Tiling] = {}
+        self._floor = 0
 
     @cached_property
     def descriptor(self) -> LineageRecord:
@@ -55,6 +56,15 @@ class History:
         """Committed versions, ascending."""
         found = (keys.version_of(key) for key in self.store.list(keys.VERSIONS))
         return sorted(version for version in found if version is not None)
+
+    def floor(self) -> int:
+        """The oldest version that retention keeps, by what the storage says now; 0 where nothing was removed.
+
+        It rises only, and never above the newest version.
+        """
+        named = (keys.floor_of(key) for key in self.store.list(keys.FLOORS))
+        self._floor = max(self._floor, *(version for version in named if version is not None), 0)
+        return self._floor
 
     def latest(self) -> int | None:
         """The newest committed version; None before the first.

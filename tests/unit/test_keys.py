@@ -14,6 +14,8 @@ def test_names_of_objects() -> None:
     assert keys.file_key(digest) == f"files/{digest.hex()}"
     assert keys.version_key(12) == "versions/00000000000000000012.dfm"
     assert keys.way_key(12, 3) == "ways/00000000000000000012/00000000000000000003.dfm"
+    assert keys.floor_key(12) == "floors/00000000000000000012.dfm"
+    assert keys.lease_key(attempt) == f"leases/{attempt.hex()}.dfm"
     assert keys.way_key(12, None) == "ways/00000000000000000012/anchor.dfm"
     place = {"version": 12, "attempt": attempt, "writer": 7}
     assert keys.shard_key(**place, base=3, further=False) == f"data/{12:020d}/{attempt.hex()}/00007.dfs"  # type: ignore[arg-type]
@@ -32,6 +34,8 @@ def test_names_of_objects() -> None:
 def test_names_are_read_back(version: int, base: int | None) -> None:
     assert keys.version_of(keys.version_key(version)) == version
     assert keys.way_of(keys.way_key(version, base)) == (version, base)
+    assert keys.floor_of(keys.floor_key(version)) == version
+    assert keys.lease_of(keys.lease_key(bytes(range(16)))) == bytes(range(16))
     assert keys.way_of(keys.version_key(version)) is None
     assert keys.version_of(keys.way_key(version, base)) is None
 
@@ -50,9 +54,17 @@ def test_names_are_read_back(version: int, base: int | None) -> None:
         "ways/00000000000000000012/other.dfm",
         f"ways/{MAX_VERSION:020d}/anchor.dfm",
         f"ways/{1:020d}/" + "\N{ARABIC-INDIC DIGIT ONE}" * 20 + ".dfm",
+        "floors/12.dfm",
+        f"floors/{MAX_VERSION:020d}.dfm",
+        f"floors/{1:020d}.dfm.tmp",
+        "leases/me.dfm",
+        f"leases/{'A' * 32}.dfm",
+        f"leases/{'a' * 31}.dfm",
     ],
 )
 def test_other_names_are_no_versions(key: str) -> None:
+    assert keys.floor_of(key) is None
+    assert keys.lease_of(key) is None
     assert keys.version_of(key) is None
     assert keys.way_of(key) is None
 

@@ -10,16 +10,20 @@ from deltafmt.dtypes import DTYPES
 from deltafmt.errors import FormatError
 from deltafmt.format.body import content_digest, emit
 from deltafmt.format.codec import compress
-from deltafmt.format.constants import MAX_TENSORS, SHARD_END
+from deltafmt.format.constants import MAX_LEASE_SECONDS, MAX_TENSORS, MAX_VERSION, SHARD_END
 from deltafmt.format.objects import (
     digest_of_schema,
     digest_of_tiling,
+    emit_floor,
     emit_footer,
+    emit_lease,
     emit_lineage,
     emit_manifest,
     emit_schema,
     emit_tiling,
+    parse_floor,
     parse_footer,
+    parse_lease,
     parse_lineage,
     parse_manifest,
     parse_schema,
@@ -28,7 +32,9 @@ from deltafmt.format.objects import (
 from deltafmt.format.records import (
     BoxTable,
     DomainShapeTable,
+    FloorRecord,
     Footer,
+    LeaseRecord,
     LineageRecord,
     SchemaRecord,
     TensorTable,
@@ -54,6 +60,23 @@ FOOTER = Footer(
     columns=delta().columns,
     domains=delta().domains,
 )
+
+
+FLOOR = FloorRecord(lineage=b"l" * 16, version=7, created=9)
+LEASE = LeaseRecord(lineage=b"l" * 16, reader=b"r" * 16, start=7, seconds=900, created=9)
+
+
+def test_floors_and_leases_come_back() -> None:
+    assert parse_floor(emit_floor(FLOOR), where="x") == FLOOR
+    assert parse_lease(emit_lease(LEASE), where="x") == LEASE
+
+
+def test_floors_and_leases_stay_in_bounds() -> None:
+    late, long = replace(LEASE, start=MAX_VERSION), replace(LEASE, seconds=MAX_LEASE_SECONDS + 1)
+    assert kind_of(lambda: parse_lease(emit_lease(late), where="x")) == "field-type"
+    assert kind_of(lambda: parse_lease(emit_lease(long), where="x")) == "field-type"
+    high = replace(FLOOR, version=MAX_VERSION)
+    assert kind_of(lambda: parse_floor(emit_floor(high), where="x")) == "field-type"
 
 
 def test_all_objects_come_back() -> None:
