@@ -140,6 +140,24 @@ class DigestTable(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MovedTable(Table):
+    """Changes of digests of tensors, ascending by tensor."""
+
+    tensor: Array = _column("<u4", "row of the tensor in the schema")
+    digest0: Array = _column("<u8", "first lane of the difference, modulo 2^64")
+    digest1: Array = _column("<u8", "second lane of the difference, modulo 2^64")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaTable(Table):
+    """Digests of domains that several ranks hold, ascending by domain."""
+
+    domain: Array = _column("<u4", "domain of the tiling")
+    digest0: Array = _column("<u8", "first lane of the digest of the result")
+    digest1: Array = _column("<u8", "second lane of the digest of the result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LineageRecord:
     """`lineage.dfm`: what a root holds."""
 
@@ -258,6 +276,31 @@ class Footer:
     chunks: ChunkTable = _entry("ChunkTable", "the shard's chunks")
     columns: ColumnTable = _entry("ColumnTable", "their columns")
     domains: DomainTable = _entry("DomainTable", "digests of the domains that this rank owns")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What a rank says of its finished shard to whoever commits; also when it has nothing to store."""
+
+    lineage: bytes = _entry("bin16", "id of the lineage")
+    version: int = _entry("int", "the version that the way leads to")
+    base: int | None = _entry("int?", "the version that it starts from; nil for an anchor")
+    base_digest: bytes | None = _entry("bin32?", "digest of versions/<base>.dfm; nil for an anchor")
+    schema: bytes = _entry("bin32", "digest of the schema of the result")
+    tiling: bytes = _entry("bin32", "digest of the tiling of the chunks")
+    attempt: bytes = _entry("bin16", "random id of the try")
+    writer: int = _entry("int", "rank of the writer")
+    writers: int = _entry("int", "number of writer ranks")
+    size: int = _entry("int", "bytes of the whole shard object; 0 where there is none")
+    changed: int = _entry("int", "elements of this rank whose bits differ from the base's")
+    listed: int = _entry("int", "elements stored in all chunks of this rank")
+    chunks: ChunkTable = _entry("ChunkTable", "the shard's chunks")
+    columns: ColumnTable = _entry("ColumnTable", "their columns")
+    domains: DomainTable = _entry(
+        "DomainTable", "digests of the domains that this rank owns, as in the manifest"
+    )
+    moved: MovedTable = _entry("MovedTable", "what this rank's domains add to digests of tensors")
+    replicas: ReplicaTable = _entry("ReplicaTable", "digests of all domains that this rank and others hold")
 
 
 TABLES: dict[str, type[Table]] = {

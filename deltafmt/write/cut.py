@@ -30,7 +30,8 @@ class Piece:
     """A part of a domain that lies in one box: `[position, position + volume)` of the domain.
 
     It is made of runs of canonical order, each `length` elements long; `starts` are their canonical flat
-    indices. One run (the usual case) is a slice of the flat tensor.
+    indices. One run (the usual case) is a slice of the flat tensor. `local` is its first element in a copy
+    that holds only a rank's own part of the tensor; None where the copy holds all of it.
     """
 
     tensor: int
@@ -38,6 +39,7 @@ class Piece:
     box: Box
     starts: Ints
     length: int
+    local: int | None = None
 
     @property
     def volume(self) -> int:
@@ -63,13 +65,54 @@ class Piece:
             return flat[first : first + self.length]
         return np.ascontiguousarray(flat.reshape(shape)[_slices(self.box)]).reshape(-1)
 
+    def copied(self, flat: Bits, shape: tuple[int, ...]) -> Bits:
+        """The piece's elements, in order, out of a copy of the tensor; a view for a run or a rank's own part."""
+        if self.local is None:
+            return self.take(flat, shape)
+        return flat[self.local : self.local + self.volume]
+
+    def place(self, positions: npt.NDArray[np.uint32]) -> Ints:
+        """Where positions of the domain that lie in the piece stand in a copy of the tensor."""
+        if self.local is None:
+            return self.flat(positions)
+        return positions.astype(np.int64) + (self.local - self.position)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one rank owns of a cut, and where it stands in the rank's copy: tensor by tensor, one flat array
+    each, box behind box.
+
+    `domains` ascend; `box_place` is the first element of each owned box in its tensor's copy (-1: not
+    owned), `sizes` the elements that the copy has of each tensor.
+    """
+
+    domains: Ints
+    box_place: Ints
+    sizes: Ints
+
+    @classmethod
+    def of(cls, tiling: Tiling, tensors: int, domains: Ints) -> Part:
+        """The part of the given domains of a tiling, of a schema of so many tensors."""
+        own = np.isin(tiling.domains_of_boxes(), domains)
+        rows = np.flatnonzero(own)
+        rows = rows[np.argsort(tiling.box_tensor[rows], kind="stable")]
+        tensor, volume = tiling.box_tensor[rows], tiling.box_volume[rows]
+        before = np.cumsum(volume) - volume
+        sizes = np.zeros(tensors, np.int64)
+        np.add.at(sizes, tensor, volume)
+        place = np.full(len(own), -1, np.int64)
+        place[rows] = before - (np.cumsum(sizes) - sizes)[tensor]
+        return cls(domains=np.sort(domains), box_place=place, sizes=sizes)
+
 
 @dataclass(frozen=True)
 class Cut:
-    """A schema and a tiling, with the digests that name them."""
+    """A schema and a tiling, with the digests that name them; with `part`, one rank's share of them."""
 
     schema: Schema
     tiling: Tiling
+    part: Part | None = None
     schema_digest: bytes = field(init=False)
     tiling_digest: bytes = field(init=False)
     _pieces: dict[tuple[int, int | None], tuple[Piece, ...]] = field(init=False, default_factory=dict)
@@ -80,6 +123,15 @@ class Cut:
 
     def __len__(self) -> int:
         return len(self.tiling)
+
+    @property
+    def domains(self) -> list[int]:
+        """The domains that are detected and stored here, ascending."""
+        return list(range(len(self))) if self.part is None else self.part.domains.tolist()
+
+    def copy_shape(self, row: int) -> tuple[int, ...]:
+        """Shape of the copy of a tensor."""
+        return self.schema.tensors[row].shape if self.part is None else (int(self.part.sizes[row]),)
 
     def width(self, domain: int) -> int:
         return int(self.tiling.widths[domain])
@@ -112,11 +164,20 @@ class Cut:
             tensor, box = self.tiling.box(row, self.schema)
             position = int(self.tiling.box_position[row])
             shape = self.schema.tensors[tensor].shape
+            place = -1 if self.part is None else int(self.part.box_place[row])
             limit = PIECE_ELEMENTS if most is None and not _is_run(box, shape) else most
             for part in _parts(box, limit):
                 starts, length = _runs(part, shape)
-                yield Piece(tensor=tensor, position=position, box=part, starts=starts, length=length)
+                yield Piece(
+                    tensor=tensor,
+                    position=position,
+                    box=part,
+                    starts=starts,
+                    length=length,
+                    local=place if place >= 0 else None,
+                )
                 position += part.volume
+                place += part.volume if place >= 0 else 0
 
     @cached_property
     def salts(self) -> list[tuple[int, int]]:

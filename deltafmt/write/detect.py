@@ -37,11 +37,14 @@ class SnapshotDetector:
 
     def flats(self, cut: Cut) -> Baseline:
         """The copy of each tensor of a schema as flat bits; None where there is none of that dtype and shape."""
-        return [self._flat(spec) if spec.alias_of is None else None for spec in cut.schema]
+        return [
+            self._flat(spec, cut.copy_shape(row)) if spec.alias_of is None else None
+            for row, spec in enumerate(cut.schema)
+        ]
 
-    def _flat(self, spec: TensorSpec) -> Bits | None:
+    def _flat(self, spec: TensorSpec, shape: tuple[int, ...]) -> Bits | None:
         tensor = self.tensors.get(spec.name)
-        same = tensor is not None and tuple(tensor.shape) == spec.shape
+        same = tensor is not None and tuple(tensor.shape) == shape
         if tensor is None or not same or str(tensor.dtype).removeprefix("torch.") != spec.dtype:
             return None
         return numpy_bits(tensor).reshape(-1)
@@ -130,8 +133,8 @@ def copy_live(
     for piece, bits in source.pieces(domain):
         spec = cut.schema.tensors[piece.tensor]
         flat = numpy_bits(into[spec.name]).reshape(-1)
-        if piece.is_run:
-            target = piece.take(flat, spec.shape)
+        if piece.is_run or piece.local is not None:
+            target = piece.copied(flat, spec.shape)
             target[:] = bits
         else:
             inside = (piece.starts[:, None] + np.arange(piece.length)).reshape(-1)
@@ -150,7 +153,7 @@ def put_changes(
         flat = baseline[piece.tensor]
         if high > low:
             assert flat is not None
-            scatter(flat, piece.flat(positions[low:high]), new[low:high])
+            scatter(flat, piece.place(positions[low:high]), new[low:high])
 
 
 def _detect_new(
@@ -192,7 +195,7 @@ def _detect_new(
 def _old(cut: Cut, piece: Piece, baseline: Baseline) -> Bits:
     flat = baseline[piece.tensor]
     assert flat is not None
-    return piece.take(flat, cut.schema.tensors[piece.tensor].shape)
+    return piece.copied(flat, cut.schema.tensors[piece.tensor].shape)
 
 
 def _joined(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from deltafmt.format.chunk import PackedChunk
 from deltafmt.format.constants import SHARD_MAGIC
-from deltafmt.format.records import ChunkTable, ColumnTable, DomainTable, Footer, ShardTable
+from deltafmt.format.records import ChunkTable, ColumnTable, DomainTable, Footer
 from deltafmt.format.shard import shard_tail
 from deltafmt.kernels.digest import Digest
 from deltafmt.store import Sink, Store
@@ -50,15 +50,18 @@ class DomainResult:
 
 @dataclass(slots=True, kw_only=True)
 class WayParts:
-    """What a finished shard contributes to a manifest, and what brings a copy of the base to the result.
+    """What a finished shard (of `size` bytes; 0: not written) contributes to a manifest, and what brings a
+    copy of the base to the result.
 
-    That is `changes` by domain, or else `kept`, the chunks; either is None where it was too much to keep.
+    `digests` are those of the domains asked for. The copy is brought on by `changes`, by domain, or else by
+    `kept`, the chunks; either is None where it was too much to keep.
     """
 
-    shards: ShardTable
+    size: int
     chunks: ChunkTable
     columns: ColumnTable
     domains: DomainTable
+    digests: dict[int, Digest]
     moved: npt.NDArray[np.uint64]
     changed: int
     listed: int
@@ -149,12 +152,14 @@ def pack(
     make_footer: Callable[..., Footer],
     *,
     keep: bool,
+    shared: Container[int] = (),
 ) -> WayParts:
     """Write the results (ascending by domain) to a shard; nothing is left behind if that fails.
 
     `make_footer` completes a footer from tables and statistics. Without `keep` neither chunks nor changes
-    are kept.
+    are kept. `shared` domains have their digests in `digests`.
     """
+    digests: dict[int, Digest] = {}
     rows: list[tuple[int, ...]] = []
     moved = np.zeros((tensors, 2), np.uint64)
     changed = listed = kept_bytes = 0
@@ -165,6 +170,8 @@ def pack(
             for tensor, digest in result.moved.items():
                 moved[tensor] += digest
             changed += result.changed
+            if result.domain in shared:
+                digests[result.domain] = result.result
             if result.listed:
                 rows.append(_domain_row(result))
             if result.chunk is None:
@@ -177,14 +184,15 @@ def pack(
         chunks, columns = shard.tables()
         domains: DomainTable = DomainTable.of_rows(rows)
         tables: dict[str, Any] = {"chunks": chunks, "columns": columns, "domains": domains}
-        sizes: list[tuple[int, ...]] = []
+        size = 0
         if not shard.empty:
-            sizes = [(0, shard.finish(make_footer(changed=changed, listed=listed, **tables)))]
+            size = shard.finish(make_footer(changed=changed, listed=listed, **tables))
     except BaseException:
         shard.abort()
         raise
     return WayParts(
-        shards=ShardTable.of_rows(sizes),
+        size=size,
+        digests=digests,
         moved=moved,
         changed=changed,
         listed=listed,

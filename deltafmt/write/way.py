@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from deltafmt.format import keys
-from deltafmt.format.records import DigestTable, Footer, Manifest
+from deltafmt.format.records import DigestTable, Footer, Manifest, Receipt
 from deltafmt.kernels.diff import DiffScratch
 from deltafmt.kernels.digest import Digest
 from deltafmt.read.history import Stored
@@ -22,6 +22,7 @@ from deltafmt.write.cut import Cut
 from deltafmt.write.detect import Baseline, Detected, detect, digest_of, take_all
 from deltafmt.write.encode import encode, encode_dense
 from deltafmt.write.pack import DomainResult, ShardWriter, WayParts, in_order, pack
+from deltafmt.write.receipts import merged, moved_table, replica_table, sum_moved
 from deltafmt.write.source import LiveSource
 
 _CHANGES_BYTES = 4 << 20
@@ -34,7 +35,8 @@ class WayPlan:
 
     `base` and `target` are stored manifests: the one that it starts from (None: an anchor), and for a
     further way the version that it leads to. `tensors` are digests of the base per tensor of the new
-    schema, zero for what is new.
+    schema, zero for what is new. Of `writers` ranks this is `writer`; `shared` are the domains that others
+    hold as well, `replicas` digests of those of them that another rank owns.
     """
 
     cut: Cut
@@ -46,6 +48,11 @@ class WayPlan:
     meta: dict[str, Any]
     files: dict[str, tuple[bytes, int]]
     data: bool = True
+    attempt: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+    writer: int = 0
+    writers: int = 1
+    shared: frozenset[int] = frozenset()
+    replicas: dict[int, Digest] = field(default_factory=dict)
 
     @property
     def recut(self) -> bool:
@@ -54,6 +61,19 @@ class WayPlan:
             return True
         old = self.base.manifest
         return (old.schema, old.tiling) != (self.cut.schema_digest, self.cut.tiling_digest)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The fields that the manifest, the footers and the receipts of a way share."""
+        return {
+            "lineage": self.lineage,
+            "version": self.version,
+            "base": None if self.base is None else self.base.manifest.version,
+            "schema": self.cut.schema_digest,
+            "tiling": self.cut.tiling_digest,
+            "attempt": self.attempt,
+            "writers": self.writers,
+        }
 
 
 def delta_results(
@@ -66,12 +86,13 @@ def delta_results(
         if not hasattr(scratch, "diff"):
             scratch.diff = DiffScratch()
         detected = detect(cut, source, baseline, domain, known.get(domain), scratch.diff)
-        if plan.recut and detected.dense is None and detected.base is None:
+        wanted = plan.recut or domain in plan.shared
+        if wanted and detected.dense is None and detected.base is None:
             detected.base = digest_of(cut, baseline, domain)
             detected.result += detected.base
         return _result(detected, encode(cut, source, detected), plan.recut)
 
-    return in_order(work, range(len(cut)), threads)
+    return in_order(work, cut.domains, threads)
 
 
 def anchor_results(plan: WayPlan, source: LiveSource, threads: int) -> Iterator[DomainResult]:
@@ -84,52 +105,70 @@ def anchor_results(plan: WayPlan, source: LiveSource, threads: int) -> Iterator[
         chunk = encode_dense(cut, domain, detected.dense) if plan.data else None
         return _result(detected, chunk, True)
 
-    return in_order(work, range(len(cut)), threads)
+    return in_order(work, cut.domains, threads)
 
 
 def build_way(
     store: Store, plan: WayPlan, results: Iterator[DomainResult] | list[DomainResult]
 ) -> tuple[Manifest, WayParts]:
-    """Write the shard and assemble the manifest; nothing refers to the shard yet."""
-    attempt = secrets.token_bytes(16)
+    """Write the shard of a way that one process writes alone, and assemble the manifest."""
+    receipt, parts = write_shard(store, plan, results)
+    return assemble(plan, [receipt]), parts
+
+
+def write_shard(
+    store: Store, plan: WayPlan, results: Iterator[DomainResult] | list[DomainResult]
+) -> tuple[Receipt, WayParts]:
+    """Write this rank's shard; nothing refers to it yet."""
     base = None if plan.base is None else plan.base.manifest.version
-    shared: dict[str, Any] = {
-        "lineage": plan.lineage,
-        "version": plan.version,
-        "base": base,
-        "schema": plan.cut.schema_digest,
-        "tiling": plan.cut.tiling_digest,
-        "attempt": attempt,
-        "writers": 1,
-    }
+    shared = plan.identity | {"writer": plan.writer}
 
     def footer(*, changed: int, **tables: Any) -> Footer:
-        return Footer(writer=0, changed=None if base is None else changed, **shared, **tables)
+        return Footer(changed=None if base is None else changed, **shared, **tables)
 
     key = keys.shard_key(
-        version=plan.version, base=base, attempt=attempt, writer=0, further=plan.target is not None
+        version=plan.version,
+        base=base,
+        attempt=plan.attempt,
+        writer=plan.writer,
+        further=plan.target is not None,
     )
     # An anchor is followed by copying the tensors, a further way by nothing.
     keep = base is not None and plan.target is None
-    parts = pack(results, ShardWriter(store=store, key=key), len(plan.cut.schema), footer, keep=keep)
-    sums = _with_aliases(plan.cut, plan.tensors + parts.moved)
-    manifest = Manifest(
+    shard = ShardWriter(store=store, key=key)
+    parts = pack(results, shard, len(plan.cut.schema), footer, keep=keep, shared=plan.shared)
+    receipt = Receipt(
+        base_digest=None if plan.base is None else plan.base.digest,
+        size=parts.size,
+        changed=parts.changed,
+        listed=parts.listed,
+        chunks=parts.chunks,
+        columns=parts.columns,
+        domains=parts.domains,
+        moved=moved_table(parts.moved),
+        replicas=replica_table(parts.digests | plan.replicas),
+        **shared,
+    )
+    return receipt, parts
+
+
+def assemble(plan: WayPlan, receipts: Sequence[Receipt]) -> Manifest:
+    """The manifest of a way out of all ranks' receipts, ascending by writer."""
+    sums = _with_aliases(plan.cut, plan.tensors + sum_moved(receipts, len(plan.cut.schema)))
+    tables = merged(receipts)
+    changed = tables.pop("changed")
+    return Manifest(
         base_digest=None if plan.base is None else plan.base.digest,
         target_digest=None if plan.target is None else plan.target.digest,
         created=now_ms(),
         data=plan.data,
         meta=plan.meta,
         files=plan.files,
-        changed=None if base is None else parts.changed,
-        listed=parts.listed,
-        shards=parts.shards,
-        chunks=parts.chunks,
-        columns=parts.columns,
-        domains=parts.domains,
+        changed=None if plan.base is None else changed,
         tensors=DigestTable(digest0=sums[:, 0].copy(), digest1=sums[:, 1].copy()),
-        **shared,
+        **plan.identity,
+        **tables,
     )
-    return manifest, parts
 
 
 def tensor_sums(manifest: Manifest) -> npt.NDArray[np.uint64]:
