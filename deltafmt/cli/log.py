@@ -15,6 +15,8 @@ _EXAMPLES = """\
   deltafmt log ./run --last 10                 the newest ten
   deltafmt log ./run --json | jq '.[].step'    for programs"""
 
+HEADER = ("version", "base", "step", "created", "changed", "stored", "saving", "ways")
+
 
 def add(verbs: Verbs, common: argparse.ArgumentParser) -> None:
     parser = add_verb(verbs, common, "log", "list the versions of a lineage", _EXAMPLES)
@@ -28,11 +30,12 @@ def run(options: argparse.Namespace, out: Output) -> int:
     infos = lineage.log()
     if options.last is not None:
         infos = infos[max(0, len(infos) - options.last) :]
-    out.give([_row(lineage, info) for info in infos], _render)
+    out.give([row_of(lineage, info) for info in infos], _render)
     return FINE
 
 
-def _row(lineage: Any, info: Any) -> dict[str, Any]:
+def row_of(lineage: Any, info: Any) -> dict[str, Any]:
+    """A version's line as plain data."""
     schema = lineage.schema(info.version)
     owners = [schema.tensors[row] for row in schema.owners]
     return {
@@ -53,23 +56,20 @@ def _render(rows: list[dict[str, Any]]) -> Iterator[str]:
     if not rows:
         yield "no version yet"
         return
-    header = ("version", "base", "step", "created", "changed", "stored", "saving", "ways")
-    yield from table(
-        header,
-        (
-            (
-                str(row["version"]),
-                "-" if row["base"] is None else str(row["base"]),
-                "-" if row["step"] is None else str(row["step"]),
-                time_text(row["created"]),
-                share_text(row["changed"], row["elements"]),
-                bytes_text(row["stored_bytes"]),
-                saving_text(row["full_bytes"], row["stored_bytes"]),
-                " ".join(map(way_text, row["ways"])),
-            )
-            for row in rows
-        ),
-        left=["ways"],
+    yield from table(HEADER, map(cells_of, rows), left=["ways"])
+
+
+def cells_of(row: dict[str, Any]) -> tuple[str, ...]:
+    """A version's line for people, under `HEADER`."""
+    return (
+        str(row["version"]),
+        "-" if row["base"] is None else str(row["base"]),
+        "-" if row["step"] is None else str(row["step"]),
+        time_text(row["created"]),
+        share_text(row["changed"], row["elements"]),
+        bytes_text(row["stored_bytes"]),
+        saving_text(row["full_bytes"], row["stored_bytes"]),
+        " ".join(map(way_text, row["ways"])),
     )
 
 

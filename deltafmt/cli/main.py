@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 
 import deltafmt
-from deltafmt.cli import cat, create, demo, diff, dump, export, log, publish, show, verify
+from deltafmt.cli import cat, create, demo, diff, dump, export, log, publish, show, verify, watch
 from deltafmt.cli.failures import INTERRUPTED, PIPE_CLOSED, report
 from deltafmt.cli.output import Output
 
-VERBS = (create, publish, log, show, dump, verify, diff, export, cat, demo)
+VERBS = (create, publish, log, watch, show, dump, verify, diff, export, cat, demo)
 
 _DESCRIPTION = """\
 Publish versions of a policy's weights as small deltas through any storage, and look at what was published.
@@ -20,6 +20,7 @@ Publish versions of a policy's weights as small deltas through any storage, and 
   deltafmt create s3://bucket/run --from ./checkpoint    version 0 from a safetensors directory
   deltafmt publish s3://bucket/run ./checkpoint-200      what changed, as the next version
   deltafmt log s3://bucket/run                           the versions, their bytes and ways
+  deltafmt watch s3://bucket/run                         each new version, as it is published
   deltafmt show s3://bucket/run 12                       one version: chunks, ways, most changed tensors
   deltafmt diff s3://bucket/run 10 12                    which tensors differ, and how much
   deltafmt verify s3://bucket/run                        find and name each damaged object

@@ -31,6 +31,10 @@ class Output:
     def document(self, result: object) -> None:
         print(json.dumps(result, indent=2, default=_plain, ensure_ascii=False))
 
+    def line(self, result: object) -> None:
+        """A JSON document of one line, seen at once: one of many that a program reads as they come."""
+        print(json.dumps(result, default=_plain, ensure_ascii=False), flush=True)
+
     def note(self, text: str) -> None:
         """A remark beside the result."""
         if not self.quiet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,12 +32,16 @@ class Stored:
 
 
 class History:
-    """The objects of one root, read lazily, checked on reading; never written."""
+    """The objects of one root, read lazily, checked on reading; never written.
+
+    May be used from several threads.
+    """
 
     def __init__(self, store: Store, *, object_bytes: int = MAX_OBJECT_BYTES) -> None:
         self.store = store
         self._object_bytes = object_bytes
         self._manifests: OrderedDict[str, Stored] = OrderedDict()
+        self._lock = threading.Lock()
         self._schemas: dict[bytes, Schema] = {}
         self._tilings: dict[bytes, Tiling] = {}
         self._floor = 0
@@ -126,14 +131,18 @@ class History:
         return self._tilings[digest]
 
     def remember(self, stored: Stored) -> None:
-        """Take in a manifest that this process has just committed."""
-        self._manifests[stored.key] = stored
+        """Take in a manifest that was just read or committed."""
+        with self._lock:
+            self._manifests[stored.key] = stored
+            while len(self._manifests) > _KEPT_MANIFESTS:
+                self._manifests.popitem(last=False)
 
     def stored(self, key: str, version: int, *, way: bool) -> Stored:
         """A manifest by its key, checked against its schema and tiling; that of a further way if `way`."""
-        if key in self._manifests:
-            self._manifests.move_to_end(key)
-            return self._manifests[key]
+        with self._lock:
+            if key in self._manifests:
+                self._manifests.move_to_end(key)
+                return self._manifests[key]
         try:
             data = self.store.read(key, limit=self._object_bytes)
         except NotFoundError as error:
@@ -154,7 +163,5 @@ class History:
         schema = self.schema(manifest.schema)
         check_manifest(manifest, schema, self.tiling(manifest.tiling, manifest.schema), where=key)
         stored = Stored(key=key, digest=blake2b(data), manifest=manifest)
-        self._manifests[key] = stored
-        while len(self._manifests) > _KEPT_MANIFESTS:
-            self._manifests.popitem(last=False)
+        self.remember(stored)
         return stored

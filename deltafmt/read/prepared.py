@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -23,17 +24,23 @@ class Holder(Protocol):
 class Step:
     """What leads to the target, decided before anything is written.
 
-    `staged` is None where chunks are written as they arrive; without `undo` the version is unknown from
-    the first write to the last.
+    A `direct` step writes chunks as they arrive, any other one first stages all of them; without `undo` the
+    version is unknown from the first write to the last.
     """
 
     target: Stored
     links: list[Link]
-    staged: list[StagedLink] | None
+    direct: bool
     undo: Undo | None = field(repr=False)
+    staged: list[StagedLink] = field(default_factory=list, repr=False)
+
+    def stage(self, replica: Replica, had: Sequence[StagedLink] = ()) -> None:
+        """Fetch and check what has to be here before the first write; `had` was staged before."""
+        if not self.direct:
+            self.staged = replica.stage(self.links, had)
 
     def apply(self, replica: Replica) -> None:
-        if self.staged is None:
+        if self.direct:
             replica.stream(self.links, self.undo)
         else:
             replica.apply(self.staged, self.undo)
@@ -66,6 +73,11 @@ class Prepared:
     def reversible(self) -> bool:
         """Whether a failure, or `rollback`, restores the old bits."""
         return self._step.undo is not None
+
+    @property
+    def staged(self) -> list[StagedLink]:
+        """What is on this machine, checked, and has not been written."""
+        return self._step.staged
 
     @property
     def stale(self) -> bool:

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from deltafmt.errors import BaseMismatchError, ChecksumError, NotFoundError, UnsupportedError
 from deltafmt.layout import Layout
 from deltafmt.read.apply import Undo
 from deltafmt.read.chain import cheapest_chain
+from deltafmt.read.follow import Follower, OnVersion
 from deltafmt.read.history import History, Stored
 from deltafmt.read.options import ReadOptions
 from deltafmt.read.prepared import Prepared, Step
 from deltafmt.read.proof import Proof, audit, prove
-from deltafmt.read.replica import Replica
+from deltafmt.read.replica import Replica, StagedLink
 from deltafmt.read.targets import Targets
 from deltafmt.store import open_store
 from deltafmt.tensors import NamedTensors
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _one_at_a_time(
+    method: Callable[Concatenate[Receiver, _P], _R],
+) -> Callable[Concatenate[Receiver, _P], _R]:
+    """Serve calls from several threads one after another."""
+
+    @wraps(method)
+    def locked(self: Receiver, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return locked
 
 
 class Receiver:
@@ -25,7 +44,7 @@ class Receiver:
 
     `named_tensors` (torch tensors or numpy arrays) are written in place and must stay alive and where they
     are; without a `layout` each is filled by the stored tensor of its name. A receiver trusts no live bits
-    until `adopt` or a first `advance`. Use it from one thread at a time.
+    until `adopt` or a first `advance`. Calls from several threads are served one after another.
 
     Raises `LayoutError` where tensors and layout do not fit the newest version, before anything is written.
     """
@@ -47,6 +66,8 @@ class Receiver:
                 where="group",
             )
         self.held: Stored | None = None
+        self._lock = threading.RLock()
+        self._follower: Follower | None = None
         self._history = History(open_store(url, storage_options))
         self._options = options or ReadOptions()
         self._replica = Replica(self._history, Targets(named_tensors), layout, options=self._options)
@@ -66,6 +87,7 @@ class Receiver:
         """The version that the live tensors hold; None while that is not known."""
         return None if self.held is None else self.held.manifest.version
 
+    @_one_at_a_time
     def adopt(self, version: int) -> int:
         """Take the live bits for `version` if they are: they are digested, and no weights are read.
 
@@ -82,6 +104,7 @@ class Receiver:
         self.held = stored
         return version
 
+    @_one_at_a_time
     def prefetch(self, version: int | None = None) -> int:
         """Fetch and check what `advance` will need; live tensors are not touched. Returns the version.
 
@@ -91,6 +114,7 @@ class Receiver:
         self._staged = self.prepare(version)
         return self._staged.version
 
+    @_one_at_a_time
     def advance(self, version: int | None = None, *, streaming: bool = False) -> int:
         """Bring the live tensors to `version`: by default to what was prefetched, else to the newest.
 
@@ -120,6 +144,7 @@ class Receiver:
         self._replica.views.forget(prepared.schema)
         return self._audited(prepared.version)
 
+    @_one_at_a_time
     def prepare(self, version: int | None = None) -> Prepared:
         """`advance` in parts, for engines with many ranks: `apply`, then `keep` or `rollback`.
 
@@ -129,6 +154,7 @@ class Receiver:
         self._staged = None
         return self._prepare(version, streaming=False)
 
+    @_one_at_a_time
     def verify(self) -> Proof:
         """Digest every live element; `ChecksumError` if one is not the held version's, which is then unknown.
 
@@ -143,15 +169,57 @@ class Receiver:
             self.invalidate()
             raise
 
+    @_one_at_a_time
     def invalidate(self) -> None:
         """Say that the live bits are no longer known; the next `advance` starts from an anchor."""
         self.held = None
         self._staged = None
 
+    @_one_at_a_time
+    def follow(self, *, poll_seconds: float = 1.0, on_version: OnVersion | None = None) -> Follower:
+        """Look for new versions every `poll_seconds` and stage each in the background, until stopped.
+
+        `on_version(version)` is called from the background thread when a version is staged; it may call
+        `advance`, or tell the engine to pause and do so. Without it `advance` takes what is staged by then.
+        The pauses vary, and grow while storage fails; `Follower.error` tells why. Closing the receiver
+        stops it.
+        """
+        self._check_open()
+        if self._follower is not None and self._follower.running:
+            raise BaseMismatchError(
+                "the receiver is following already; stop that first", kind="receiver-state"
+            )
+        self._follower = Follower(self, poll_seconds, on_version)
+        return self._follower
+
+    def newest(self) -> int | None:
+        """The newest version in storage; None before the first."""
+        return self._history.latest()
+
+    def stage_behind(self, version: int, had: Sequence[StagedLink]) -> Prepared:
+        """`prefetch` while other calls are served: they wait for metadata, but not for weights.
+
+        What is in `had` is not fetched again. The result is stale, and not what `advance` takes, if the
+        version held changed meanwhile.
+        """
+        with self._lock:
+            self._check_open()
+            step = self._planned(version, streaming=False)
+            prepared = Prepared(self, self._replica, step)
+        step.stage(self._replica, had)
+        with self._lock:
+            if not prepared.stale and not self._closed:
+                self._staged = prepared
+        return prepared
+
     def close(self) -> None:
-        """Drop what is staged; live tensors stay as they are."""
-        self._staged = None
-        self._closed = True
+        """Drop what is staged and stop following; live tensors stay as they are."""
+        follower = self._follower
+        with self._lock:
+            self._staged = None
+            self._closed = True
+        if follower is not None:
+            follower.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -166,6 +234,11 @@ class Receiver:
             raise BaseMismatchError("the receiver is closed", kind="receiver-state")
 
     def _prepare(self, version: int | None, *, streaming: bool) -> Prepared:
+        step = self._planned(version, streaming=streaming)
+        step.stage(self._replica)
+        return Prepared(self, self._replica, step)
+
+    def _planned(self, version: int | None, *, streaming: bool) -> Step:
         wanted = self._history.latest() if version is None else version
         if wanted is None:
             raise NotFoundError(
@@ -173,7 +246,7 @@ class Receiver:
             )
         held = self.held
         if held is not None and held.manifest.version == wanted:
-            return Prepared(self, self._replica, Step(target=held, links=[], staged=[], undo=Undo()))
+            return Step(target=held, links=[], direct=False, undo=Undo())
         path = self._path(wanted)
         target = self._history.first_way(wanted)
         links = self._replica.links(path, held)
@@ -182,9 +255,7 @@ class Receiver:
         )
         # An anchor that cannot be undone leaves nothing to lose by not waiting for the last byte.
         direct = streaming or (not reversible and path[0].manifest.base is None)
-        staged = None if direct else self._replica.stage(links)
-        undo = Undo() if reversible else None
-        return Prepared(self, self._replica, Step(target=target, links=links, staged=staged, undo=undo))
+        return Step(target=target, links=links, direct=direct, undo=Undo() if reversible else None)
 
     def _path(self, wanted: int) -> list[Stored]:
         ways, held = self._history.ways, self.held

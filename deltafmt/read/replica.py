@@ -73,10 +73,16 @@ class Replica:
             result.append(Link(stored=stored, view=view, plan=plan_link(stored.manifest, view.table)))
         return result
 
-    def stage(self, links: Iterable[Link]) -> list[StagedLink]:
-        """Fetch and check every needed chunk; live tensors are not touched."""
-        store = self.history.store
-        return [StagedLink(link=link, chunks=list(fetch_chunks(store, link.plan))) for link in links]
+    def stage(self, links: Iterable[Link], had: Sequence[StagedLink] = ()) -> list[StagedLink]:
+        """Fetch and check every needed chunk; live tensors are not touched.
+
+        Of `had`, links staged before, those are taken over that the path still goes through.
+        """
+        before = {(staged.link.stored.digest, id(staged.link.view)): staged for staged in had}
+        return [before.get((link.stored.digest, id(link.view))) or self._staged(link) for link in links]
+
+    def _staged(self, link: Link) -> StagedLink:
+        return StagedLink(link=link, chunks=list(fetch_chunks(self.history.store, link.plan)))
 
     def apply(self, staged: Sequence[StagedLink], undo: Undo | None) -> None:
         """Write staged links, consecutive ones of one tiling folded into one pass over memory.
