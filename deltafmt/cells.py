@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from deltafmt.errors import LayoutError
 from deltafmt.joins import expanded
 from deltafmt.schema import Schema
 
@@ -24,6 +25,7 @@ Read = tuple[int, Shape, Shape]
 """(number of the layout, start, stop) of a box that it reads."""
 
 _MAX_CELLS = 1 << 16
+_MAX_EXACT_CELLS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +43,10 @@ class Pieces:
     sets: list[int]
 
 
-def cut(schema: Schema, layouts: Sequence[Layout], *, aim: int, rank: int) -> Pieces:
+def cut(schema: Schema, layouts: Sequence[Layout], *, aim: int, rank: int, exact: bool = False) -> Pieces:
     """Cut every tensor at the layouts' borders and then into nearly equal parts of at most `aim` elements.
 
+    A tensor with very many borders is not cut at them, or with `exact` refused (`LayoutError`).
     The layers of a model are alike: what one shape with one set of reads gives is computed once.
     """
     reads = _reads(schema, layouts)
@@ -58,7 +61,8 @@ def cut(schema: Schema, layouts: Sequence[Layout], *, aim: int, rank: int) -> Pi
         key = (shape, tuple(dict.fromkeys(reads.get(row, ()))))
         if key not in templates:
             templates[key] = len(parts)
-            parts.append(_template(*key, aim=aim, rank=rank, sets=sets))
+            name = schema.tensors[row].name if exact else None
+            parts.append(_template(*key, aim=aim, rank=rank, sets=sets, exact=name))
         rows.append(row)
         chosen.append(templates[key])
     if not rows:
@@ -92,12 +96,15 @@ def _reads(schema: Schema, layouts: Sequence[Layout]) -> dict[int, list[Read]]:
 
 
 def _template(
-    shape: Shape, reads: tuple[Read, ...], *, aim: int, rank: int, sets: dict[int, int]
+    shape: Shape, reads: tuple[Read, ...], *, aim: int, rank: int, sets: dict[int, int], exact: str | None
 ) -> tuple[Ints, Ints, Ints]:
-    """(start, stop, readers) of one tensor's pieces; `sets` numbers the sets of readers and grows."""
+    """(start, stop, readers) of one tensor's pieces; `sets` numbers the sets of readers and grows.
+
+    `exact` names the tensor if it must be cut at all borders.
+    """
     pieces = [
         (*piece, sets.setdefault(readers, len(sets)))
-        for start, stop, readers in _cells(shape, reads)
+        for start, stop, readers in _cells(shape, reads, exact)
         for piece in _pieces(start, stop, aim)
     ]
     pad = rank - len(shape)
@@ -106,7 +113,7 @@ def _template(
     return start, stop, np.array([readers for _, _, readers in pieces], np.int64)
 
 
-def _cells(shape: Shape, reads: tuple[Read, ...]) -> Iterator[tuple[Shape, Shape, int]]:
+def _cells(shape: Shape, reads: tuple[Read, ...], exact: str | None) -> Iterator[tuple[Shape, Shape, int]]:
     """Boxes that cover the tensor, each with its readers, neighbours with the same readers joined."""
     reads = tuple(read for read in reads if _fits(shape, read))
     cuts = [
@@ -117,7 +124,15 @@ def _cells(shape: Shape, reads: tuple[Read, ...]) -> Iterator[tuple[Shape, Shape
     everyone = 0
     for number, _, _ in reads:
         everyone |= 1 << number
-    if math.prod(grid) == 1 or math.prod(grid) > _MAX_CELLS:
+    if exact is not None and math.prod(grid) > _MAX_EXACT_CELLS:
+        raise LayoutError(
+            "the ranks' borders cut this tensor into too many parts; let fewer ranks publish it",
+            kind="layout-too-fine",
+            where=repr(exact),
+            expected=f"at most {_MAX_EXACT_CELLS}",
+            found=math.prod(grid),
+        )
+    if math.prod(grid) == 1 or (exact is None and math.prod(grid) > _MAX_CELLS):
         yield (0,) * len(shape), shape, everyone
         return
     index = [{border: k for k, border in enumerate(borders)} for borders in cuts]

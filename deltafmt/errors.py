@@ -9,7 +9,7 @@
     ├── BaseMismatchError       the live bits are not the base that the delta starts from
     ├── CommitConflictError     another writer took the version: resume, then publish again
     ├── CommitUnknownError      storage went away while committing: the next publish settles it
-    ├── IncompleteError         some ranks have not delivered their shards
+    ├── IncompleteError         what the ranks delivered makes no version: some are missing, or they disagree
     ├── SchemaError             tensors do not fit the schema: names, shapes, dtypes
     ├── LayoutError             a layout does not fit the schema or the local tensors
     └── StoreError              storage failed or misbehaved: retry, or repair the storage
@@ -112,6 +112,11 @@ REASONS: dict[str, str] = {
     "schema-differs": "tensors whose names, dtypes or shapes are not those expected",
     "meta-invalid": "labels that msgpack cannot hold, or that are too large",
     "writer-unsupported": "a kind of writer that this build does not have",
+    "element-unowned": "an element that no rank holds, so that no version can have it",
+    "replicas-differ": "ranks that hold one part of a tensor with different bits",
+    "rank-missing": "a rank that has not delivered, or not in time",
+    "rank-failed": "a rank that could not do its part",
+    "rank-disagrees": "a rank that was asked for something else than the others",
     # storage
     "object-missing": "an object that is not in the store",
     "already-exists": "an exclusive create of an object that exists",
@@ -124,6 +129,7 @@ REASONS: dict[str, str] = {
     "target-moved": "a local tensor whose memory was exchanged since it was given",
     "target-strides": "a local tensor whose elements share memory",
     "placement-outside": "a placement that leaves its source or its target",
+    "layout-too-fine": "borders of ranks that cut a tensor into too many parts",
     "placement-overlap": "different elements placed at one address, or a placed one declared untouched",
 }
 """Stable reason codes, each with the defect that it stands for."""
@@ -205,7 +211,7 @@ class CommitUnknownError(DeltafmtError):
 
 
 class IncompleteError(DeltafmtError):
-    """A version cannot be committed because some ranks have not delivered."""
+    """What the ranks delivered makes no whole version: some have not, or replicas differ. Nothing is changed."""
 
 
 class SchemaError(DeltafmtError):

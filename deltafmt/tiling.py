@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -132,18 +132,38 @@ def make_tiling(
     >>> make_tiling(schema, domain_elements=3200).volume.tolist()
     [3200, 3264]
     """
+    return make_shared_tiling(schema, domain_elements=domain_elements, writers=(), layouts=layouts)[0]
+
+
+def make_shared_tiling(
+    schema: Schema, *, domain_elements: int, writers: Sequence[Layout], layouts: Sequence[Layout]
+) -> tuple[Tiling, list[int]]:
+    """`make_tiling`, also cut wherever what one of the `writers` holds begins or ends, however small that is.
+
+    The list says for each domain who holds all of it: bit k stands for writer k; no other holds a part.
+    """
     aim = max(1, min(domain_elements, _MAX_AIM))
-    pieces = cut(schema, layouts, aim=aim, rank=padded_rank(schema))
+    both = [*writers, *layouts]
+    pieces = cut(schema, both, aim=aim, rank=padded_rank(schema), exact=bool(writers))
     elements = {dtype: dtype_of(dtype) for dtype in {spec.dtype for spec in schema}}
     keys = [2 * elements[spec.dtype].width + elements[spec.dtype].order_id for spec in schema]
     volume = np.prod(pieces.stop - pieces.start, axis=1, dtype=np.int64)
-    order, domain_box = pack(pieces, volume, np.array(keys, np.int64)[pieces.tensor], aim=aim)
+    everyone = (1 << len(writers)) - 1
+    number: dict[int, int] = {}
+    held = [number.setdefault(readers & everyone, len(number)) for readers in pieces.sets]
+    holders = np.array(held, np.int64)[pieces.readers]
+    # Writers never share a domain with others than its holders; who reads along is a matter of bytes.
+    apart = np.array(keys, np.int64)[pieces.tensor] * max(1, len(number)) + holders
+    reading = replace(pieces, sets=[readers >> len(writers) for readers in pieces.sets])
+    order, domain_box = pack(reading, volume, apart, aim=aim)
     tensor = pieces.tensor[order]
     widths = np.array([elements[spec.dtype].width for spec in schema], np.uint8)
-    return Tiling(
+    tiling = Tiling(
         widths=widths[tensor[domain_box[:-1]]],
         domain_box=domain_box,
         box_tensor=tensor,
         box_start=pieces.start[order],
         box_stop=pieces.stop[order],
     )
+    sets = list(number)
+    return tiling, [sets[k] for k in holders[order][domain_box[:-1]].tolist()]
