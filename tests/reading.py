@@ -10,7 +10,7 @@ import torch
 
 from deltafmt import Writer, WriterOptions
 from deltafmt.read.receiver import Receiver
-from deltafmt.store import Sink, Store
+from deltafmt.store import Entry, Sink, Store
 from deltafmt.store.base import Buffer
 from deltafmt.tensors import bits
 
@@ -102,6 +102,9 @@ class WrappedStore(Store):
 
     def list(self, folder: str) -> Iterator[str]:
         return self.inner.list(folder)
+
+    def entries(self, folder: str) -> Iterator[Entry]:
+        return self.inner.entries(folder)
 
     def delete(self, keys: Iterable[str]) -> None:
         self.inner.delete(keys)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from deltafmt.store.base import AlreadyExists, Range, Sink, Store
+from deltafmt.store.base import AlreadyExists, Entry, Range, Sink, Store
 from deltafmt.store.local import LocalStore
 from deltafmt.store.memory import MemoryStore
 
 __all__ = [
     "AlreadyExists",
+    "Entry",
     "LocalStore",
     "MemoryStore",
     "Range",

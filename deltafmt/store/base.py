@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from deltafmt.errors import NotFoundError, StoreError
+from deltafmt.errors import NotFoundError, StoreError, UnsupportedError
 
 GAP_BYTES = 64 << 10
 """Ranges of one object that lie at most this far apart are fetched as one."""
@@ -43,6 +43,18 @@ class Range:
     @property
     def nbytes(self) -> int:
         return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An object in a listing: its size in bytes, and when it was written, in seconds since 1970 UTC.
+
+    The time is by the storage's clock, which need not agree with this machine's.
+    """
+
+    key: str
+    size: int
+    modified: float
 
 
 class Sink(Protocol):
@@ -141,9 +153,31 @@ class Store(abc.ABC):
     def list(self, folder: str) -> Iterator[str]:
         """Keys of the objects directly in a folder, ascending; empty if there is no such folder."""
 
+    def entries(self, folder: str) -> Iterator[Entry]:
+        """All objects below a folder, at any depth, ascending by key; empty if there is no such folder.
+
+        Only retention asks for it: `UnsupportedError` from a back end that cannot tell.
+        """
+        raise UnsupportedError(
+            "this back end does not tell when objects were written, so nothing can be collected here",
+            kind="store-unsupported",
+            where=f"{self.url}, {folder}",
+        )
+
     @abc.abstractmethod
     def delete(self, keys: Iterable[str]) -> None:
         """Remove objects; absent ones are no error."""
+
+    def remnants(self) -> Iterator[Entry]:
+        """What unfinished writes have left anywhere below the root, of live processes and of dead ones.
+
+        No object is among them; `discard` removes them. Most back ends leave nothing that can be seen.
+        """
+        return iter(())
+
+    def discard(self, remnants: Iterable[Entry]) -> None:
+        """Remove what `remnants` has named; what is gone already is no error."""
+        self.delete(remnant.key for remnant in remnants)
 
     def check_exclusive(self) -> None:  # noqa: B027 (most back ends have nothing to object)
         """Raise `UnsupportedError` if this back end cannot create exclusively."""

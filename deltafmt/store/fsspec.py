@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ import fsspec
 
 from deltafmt.errors import DeltafmtError, NotFoundError, StoreError, UnsupportedError
 from deltafmt.format.keys import check_name
-from deltafmt.store.base import AlreadyExists, Buffer, Sink, Store, guarded
+from deltafmt.store.base import AlreadyExists, Buffer, Entry, Sink, Store, guarded
 
 Create = Callable[[Any, str, bytes], None]
 """(file system, path, data) -> None, or `FileExistsError`: an exclusive create that is never partly seen."""
@@ -164,6 +165,31 @@ class FsspecStore(Store):
         # A file system may answer for a file of the folder's name with that file.
         inside = folder.split("/")
         yield from sorted(f"{folder}/{path[-1]}" for path in paths if path[-1 - len(inside) : -1] == inside)
+
+    def entries(self, folder: str) -> Iterator[Entry]:
+        try:
+            found = self._again(lambda: self._once(folder, lambda path: self.fs.find(path, detail=True)))
+        except NotFoundError:
+            return
+        inside = f"{self._path(folder).strip('/')}/"
+        for name, info in sorted(found.items()):
+            path = name.lstrip("/")
+            if path.startswith(inside):
+                yield Entry(f"{folder}/{path[len(inside) :]}", int(info["size"]), self._modified(info))
+
+    def _modified(self, info: Mapping[str, Any]) -> float:
+        """When a file was written, in any driver's words."""
+        for word in ("LastModified", "last_modified", "mtime", "modified", "updated", "created"):
+            value = info.get(word)
+            if isinstance(value, datetime):
+                return value.timestamp()
+            if isinstance(value, (int, float)):
+                return float(value)
+        raise UnsupportedError(
+            "this back end does not tell when objects were written, so nothing can be collected here",
+            kind="store-unsupported",
+            where=self.url,
+        )
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from deltafmt.errors import NotFoundError, StoreError, UnsupportedError
 from deltafmt.format.keys import check_name
-from deltafmt.store.base import AlreadyExists, Buffer, Sink, Store, guarded
+from deltafmt.store.base import AlreadyExists, Buffer, Entry, Sink, Store, guarded
 
 _PRIVATE = "."
 """Names that begin so are work in progress, never objects."""
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}")
+"""Names of files that `put` and `put_if_absent` write before they give them their names."""
+_FOLDER_TRIES = 8
+"""Of making a folder and a file in it, while a collector removes folders that it finds empty."""
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 _PASSING = frozenset({errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR})
 """Failures of network file systems after which another try may succeed."""
@@ -98,8 +104,7 @@ class LocalStore(Store):
     def open_sink(self, key: str) -> Sink:
         with _errors(key):
             path = self._path(key)
-            _make_folder(path.parent)
-            return _FileSink(key, path)
+            return _in_folder(path.parent, lambda: _FileSink(key, path))
 
     def list(self, folder: str) -> Iterator[str]:
         with _errors(folder):
@@ -112,10 +117,52 @@ class LocalStore(Store):
         for name in sorted(names):
             yield f"{folder}/{name}"
 
+    def entries(self, folder: str) -> Iterator[Entry]:
+        with _errors(folder):
+            check_name(folder, where=self.url)
+            yield from self._dated(f for f in self._files(folder) if not f.name.startswith(_PRIVATE))
+
+    def remnants(self) -> Iterator[Entry]:
+        with _errors(""):
+            yield from self._dated(f for f in self._files("") if _TEMPORARY.fullmatch(f.name))
+
+    def _files(self, folder: str) -> Iterator[os.DirEntry[str]]:
+        """All files below a folder; links are not followed."""
+        try:
+            with os.scandir(self._path(folder) if folder else self.root) as entries:
+                found = list(entries)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for entry in found:
+            if entry.is_dir(follow_symlinks=False):
+                yield from self._files(f"{folder}/{entry.name}" if folder else entry.name)
+            elif entry.is_file(follow_symlinks=False):
+                yield entry
+
+    def _dated(self, files: Iterable[os.DirEntry[str]]) -> Iterator[Entry]:
+        found = []
+        for file in files:
+            with suppress(FileNotFoundError):
+                status = file.stat(follow_symlinks=False)
+                found.append(Entry(os.path.relpath(file.path, self.root), status.st_size, status.st_mtime))
+        return iter(sorted(found, key=lambda entry: entry.key))
+
     def delete(self, keys: Iterable[str]) -> None:
+        folders = set()
         for key in keys:
             with _errors(key), suppress(FileNotFoundError):
-                self._path(key).unlink()
+                path = self._path(key)
+                path.unlink()
+                folders.add(path.parent)
+        for folder in folders:
+            self._remove_empty(folder)
+
+    def _remove_empty(self, folder: Path) -> None:
+        """Remove a folder and those above it, up to the root, as far as nothing is in them."""
+        with suppress(OSError):
+            while folder != self.root:
+                folder.rmdir()
+                folder = folder.parent
 
     def _path(self, key: str) -> Path:
         check_name(key, where=self.url)
@@ -131,10 +178,9 @@ class LocalStore(Store):
         return path
 
     def _write_temporary(self, path: Path, data: Buffer) -> Path:
-        _make_folder(path.parent)
         temporary = path.parent / f"{_PRIVATE}{path.name}.{secrets.token_hex(8)}"
         try:
-            with temporary.open("xb") as file:
+            with _in_folder(path.parent, lambda: temporary.open("xb")) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -176,6 +222,19 @@ def _make_folder(path: Path) -> None:
     _make_folder(path.parent)
     path.mkdir(exist_ok=True)
     _sync_folder(path.parent)
+
+
+_Made = TypeVar("_Made")
+
+
+def _in_folder(folder: Path, make: Callable[[], _Made]) -> _Made:
+    """What `make` makes in a folder, which is made before if need be."""
+    for _ in range(_FOLDER_TRIES - 1):
+        with suppress(FileNotFoundError):
+            _make_folder(folder)
+            return make()
+    _make_folder(folder)
+    return make()
 
 
 def _sync_folder(path: Path) -> None:

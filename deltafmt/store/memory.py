@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import ClassVar
 
 from deltafmt.errors import NotFoundError
 from deltafmt.format.keys import check_name
-from deltafmt.store.base import AlreadyExists, Buffer, Sink, Store
+from deltafmt.store.base import AlreadyExists, Buffer, Entry, Sink, Store
 
 
 class MemoryStore(Store):
-    """Objects in a dictionary under a lock; `named` gives everybody in the process the same one."""
+    """Objects in a dictionary under a lock; `named` gives everybody in the process the same one.
+
+    `clock` is what objects are dated by; tests may set it.
+    """
 
     _stores: ClassVar[dict[str, MemoryStore]] = {}
     _stores_lock: ClassVar[threading.Lock] = threading.Lock()
@@ -20,6 +24,8 @@ class MemoryStore(Store):
     def __init__(self, name: str = "") -> None:
         self.url = f"memory://{name}"
         self.objects: dict[str, bytes] = {}
+        self.clock: Callable[[], float] = time.time
+        self._written: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -44,29 +50,42 @@ class MemoryStore(Store):
     def put(self, key: str, data: Buffer) -> None:
         check_name(key, where=self.url)
         with self._lock:
-            self.objects[key] = bytes(data)
+            self._set(key, data)
 
     def put_if_absent(self, key: str, data: Buffer) -> None:
         check_name(key, where=self.url)
         with self._lock:
             if key in self.objects:
                 raise AlreadyExists("object exists already", kind="already-exists", where=key)
-            self.objects[key] = bytes(data)
+            self._set(key, data)
 
     def open_sink(self, key: str) -> Sink:
         check_name(key, where=self.url)
         return _MemorySink(self, key)
 
     def list(self, folder: str) -> Iterator[str]:
+        start = len(folder) + 1
+        yield from (entry.key for entry in self.entries(folder) if "/" not in entry.key[start:])
+
+    def entries(self, folder: str) -> Iterator[Entry]:
         prefix = f"{check_name(folder, where=self.url)}/"
         with self._lock:
-            keys = [key for key in self.objects if key.startswith(prefix)]
-        yield from sorted(key for key in keys if "/" not in key[len(prefix) :])
+            found = [
+                Entry(key, len(data), self._written.setdefault(key, self.clock()))
+                for key, data in self.objects.items()
+                if key.startswith(prefix)
+            ]
+        yield from sorted(found, key=lambda entry: entry.key)
 
     def delete(self, keys: Iterable[str]) -> None:
         with self._lock:
             for key in keys:
                 self.objects.pop(check_name(key, where=self.url), None)
+                self._written.pop(key, None)
+
+    def _set(self, key: str, data: Buffer) -> None:
+        self.objects[key] = bytes(data)
+        self._written[key] = self.clock()
 
     def _get(self, key: str) -> bytes:
         check_name(key, where=self.url)

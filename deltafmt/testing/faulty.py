@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from deltafmt.errors import StoreError
-from deltafmt.store import Sink, Store
+from deltafmt.store import Entry, Sink, Store
 from deltafmt.store.base import Buffer
 
 Effect = Callable[["Call", Callable[[], object]], object]
@@ -24,8 +24,8 @@ class Crash(BaseException):
 class Call:
     """One call to the store, and what it is about.
 
-    `verb` is `read_range`, `read_all`, `size`, `put`, `put_if_absent`, `open_sink`, `write`, `close`, `list`
-    or `delete`; `[start, stop)` are the bytes of a ranged read.
+    `verb` is `read_range`, `read_all`, `size`, `put`, `put_if_absent`, `open_sink`, `write`, `close`, `list`,
+    `entries`, `remnants`, `discard` or `delete`; `[start, stop)` are the bytes of a ranged read.
     """
 
     verb: str
@@ -146,6 +146,16 @@ class FaultyStore(Store):
 
     def list(self, folder: str) -> Iterator[str]:
         yield from self.call(Call("list", folder), lambda: list(self.inner.list(folder)))  # type: ignore[misc]
+
+    def entries(self, folder: str) -> Iterator[Entry]:
+        yield from self.call(Call("entries", folder), lambda: list(self.inner.entries(folder)))  # type: ignore[misc]
+
+    def remnants(self) -> Iterator[Entry]:
+        yield from self.call(Call("remnants", ""), lambda: list(self.inner.remnants()))  # type: ignore[misc]
+
+    def discard(self, remnants: Iterable[Entry]) -> None:
+        for remnant in remnants:
+            self.call(Call("discard", remnant.key), partial(self.inner.discard, [remnant]))
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -207,6 +208,41 @@ class StoreSuite:
             store.put_if_absent(key, b"1")
             assert store.exists(key)
 
+    def test_entries_are_all_objects_below_a_folder_with_size_and_time(self, store: Store) -> None:
+        sizes = {"data/1/b/00000.dfs": 3, "data/1/a/00000.dfs": 0, "data/2": 5, "data/10/x": 1}
+        for key, size in sizes.items():
+            store.put(key, bytes(size))
+        sink = store.open_sink("data/2x")
+        sink.write(b"12")
+        sink.close()
+        store.put_if_absent("datax/1", b"1")
+        found = list(store.entries("data"))
+        assert [(entry.key, entry.size) for entry in found] == sorted((sizes | {"data/2x": 2}).items())
+        assert [entry.key for entry in store.entries("data/1")] == [
+            "data/1/a/00000.dfs",
+            "data/1/b/00000.dfs",
+        ]
+        assert list(store.entries("nowhere")) == []
+        assert list(store.entries("data/2")) == [], "an object is no folder"
+        times = [entry.modified for entry in found]
+        # The clock is the storage's own, but one object can be no day older than another.
+        assert max(times) - min(times) < 86_400
+        assert min(times) > 1_600_000_000
+
+    def test_writing_again_makes_an_object_new(self, store: Store) -> None:
+        store.put("files/a", b"1")
+        first = next(iter(store.entries("files"))).modified
+        time.sleep(1.1)
+        store.put("files/a", b"1")
+        assert next(iter(store.entries("files"))).modified > first
+
+    def test_remnants_are_no_objects_and_can_be_removed(self, store: Store) -> None:
+        store.put("files/a", b"1")
+        keys = {remnant.key for remnant in store.remnants()}
+        assert not keys & {"files/a"}
+        store.discard(list(store.remnants()))
+        assert store.read("files/a") == b"1"
+
     def test_the_deleted_is_gone_and_the_absent_no_error(self, store: Store) -> None:
         for key in ("files/a", "files/b", "files/c"):
             store.put(key, b"1")
@@ -228,6 +264,7 @@ class StoreSuite:
             lambda: store.put_if_absent(key, b"1"),
             lambda: store.open_sink(key),
             lambda: list(store.list(key)),
+            lambda: list(store.entries(key)),
             lambda: store.delete([key]),
         )
         for call in calls:

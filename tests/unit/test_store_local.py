@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from deltafmt import StoreError, UnsupportedError
-from deltafmt.store import AlreadyExists, LocalStore, MemoryStore, Range, open_store
+from deltafmt.store import AlreadyExists, LocalStore, MemoryStore, Range, local, open_store
 
 
 @pytest.fixture
@@ -185,6 +185,52 @@ def test_unfinished_files_are_not_listed(store: LocalStore) -> None:
     (store.root / "versions/folder").mkdir()
     (store.root / "versions/link").symlink_to("a")
     assert list(store.list("versions")) == ["versions/a"]
+
+
+def test_unfinished_files_are_remnants(store: LocalStore) -> None:
+    store.put("versions/1.dfm", b"1")
+    left = store.root / "versions" / ".2.dfm.0123456789abcdef"
+    left.write_bytes(b"12")
+    foreign = store.root / "versions" / ".2.dfm"
+    foreign.write_bytes(b"123")
+    (store.root / "outside").symlink_to(store.root.parent)
+    assert [(r.key, r.size) for r in store.remnants()] == [("versions/.2.dfm.0123456789abcdef", 2)]
+    assert [entry.key for entry in store.entries("versions")] == ["versions/1.dfm"]
+    store.discard(list(store.remnants()))
+    assert not left.exists()
+    assert foreign.exists()
+
+
+def test_folders_go_with_their_last_object(store: LocalStore) -> None:
+    for key in ("data/1/a/0", "data/1/b/0", "data/2/a/0"):
+        store.put(key, b"")
+    store.delete(["data/1/a/0", "data/2/a/0"])
+    assert [path.name for path in (store.root / "data").iterdir()] == ["1"]
+    store.delete(["data/1/b/0"])
+    assert list(store.root.iterdir()) == []
+    store.put("data/1/a/0", b"1")
+    assert store.read("data/1/a/0") == b"1"
+
+
+def test_a_folder_may_be_removed_while_a_file_is_made_in_it(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collector takes folders away as soon as they are empty, also those just made."""
+    make = local._make_folder
+    removed: list[Path] = []
+
+    def make_and_lose(folder: Path) -> None:
+        make(folder)
+        if folder.name in ("1", "2", "3") and removed.count(folder) < 3:
+            removed.append(folder)
+            folder.rmdir()
+
+    monkeypatch.setattr(local, "_make_folder", make_and_lose)
+    store.put("ways/1/a", b"1")
+    store.put_if_absent("ways/2/a", b"1")
+    sink = store.open_sink("ways/3/a")
+    sink.close()
+    assert [entry.key for entry in store.entries("ways")] == ["ways/1/a", "ways/2/a", "ways/3/a"]
 
 
 def test_no_descriptor_is_kept(store: LocalStore) -> None:
