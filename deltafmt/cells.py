@@ -55,7 +55,7 @@ def cut(schema: Schema, layouts: Sequence[Layout], *, aim: int, rank: int, exact
     sets: dict[int, int] = {}
     rows, chosen = [], []
     for row in schema.owners:
-        shape = schema.tensors[row].shape
+        shape = schema.shapes[row]
         if 0 in shape:
             continue
         key = (shape, tuple(dict.fromkeys(reads.get(row, ()))))
@@ -84,7 +84,7 @@ def cut(schema: Schema, layouts: Sequence[Layout], *, aim: int, rank: int, exact
 
 
 def _reads(schema: Schema, layouts: Sequence[Layout]) -> dict[int, list[Read]]:
-    owners = {spec.name: schema.index(spec.alias_of or spec.name) for spec in schema} if layouts else {}
+    owners = dict(zip(schema.names, schema.owner_rows.tolist(), strict=True)) if layouts else {}
     reads: dict[int, list[Read]] = defaultdict(list)
     for number, layout in enumerate(layouts):
         for placement in layout.placements:

@@ -162,7 +162,7 @@ class Lineage:
     def diff(self, old: int, new: int) -> pa.RecordBatchReader:
         """Like `changes`, between any two versions."""
         before, after = self.schema(old), self.schema(new)
-        names = [after.tensors[row].name for row in after.owners]
+        names = [after.names[row] for row in after.owners]
         column = name_column(names)
 
         def batches() -> Iterator[pa.RecordBatch]:

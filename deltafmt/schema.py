@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from deltafmt.dtypes import DType, dtype_of
-from deltafmt.errors import NotFoundError, SchemaError
+from deltafmt.errors import NotFoundError
+from deltafmt.schema_check import check_aliases, check_columns
 
-MAX_NAME_BYTES = 4096
-MAX_RANK = 16
-RESERVED_NAME = "__metadata__"
+Ints = npt.NDArray[np.int64]
+Array = TypeVar("Array", bound=npt.NDArray[Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +52,12 @@ class TensorSpec:
         return self.volume * self.width
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False)
 class Schema:
     """An ordered, validated table of tensors.
+
+    It is kept as columns: a lineage of 100,000 tensors opens without an object for each of them, which
+    `tensors` makes when they are first asked for.
 
     Raises `SchemaError` for a name that stands twice, is reserved or is no UTF-8 text, an unknown dtype,
     a shape that overflows, or an alias that does not fit its owner.
@@ -60,33 +67,50 @@ class Schema:
     12
     """
 
-    tensors: tuple[TensorSpec, ...]
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    aliases: tuple[str | None, ...]
+    """Owner of each tensor that is an alias, else None."""
+    rows: dict[str, int] = field(compare=False)
+    """Row of each name; not to be changed."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "tensors", tuple(self.tensors))
-        shapes: set[tuple[str, tuple[int, ...]]] = set()
-        for spec in self.tensors:
-            # ASCII names need no encoding, and a model has few different shapes: this runs over maybe 100,000
-            # tensors whenever a lineage is opened.
-            name, shape = spec.name, (spec.dtype, spec.shape)
-            if type(name) is not str or not name.isascii() or len(name) > MAX_NAME_BYTES:
-                _check_encoded(name)
-            if shape not in shapes:
-                _check_shape(spec)
-                shapes.add(shape)
-        if RESERVED_NAME in self._rows:
-            raise SchemaError(
-                "the safetensors view reserves this name; rename the tensor",
-                kind="name-reserved",
-                where=repr(RESERVED_NAME),
-            )
-        if len(self._rows) != len(self.tensors):
-            seen: set[str] = set()
-            twice = next(s.name for s in self.tensors if s.name in seen or seen.add(s.name))  # type: ignore[func-returns-value]
-            raise SchemaError("tensor name stands twice", kind="name-twice", where=repr(twice))
-        for spec in self.tensors:
-            if spec.alias_of is not None:
-                self._check_alias(spec)
+    def __init__(self, tensors: Iterable[TensorSpec]) -> None:
+        specs = tuple(tensors)
+        self._fill(
+            [spec.name for spec in specs],
+            [spec.dtype for spec in specs],
+            [spec.shape for spec in specs],
+            [spec.alias_of for spec in specs],
+        )
+        self.__dict__["tensors"] = specs
+
+    @classmethod
+    def of_columns(
+        cls,
+        names: Sequence[str],
+        dtypes: Sequence[str],
+        shapes: Sequence[tuple[int, ...]],
+        aliases: Sequence[str | None],
+    ) -> Schema:
+        """The schema whose row k is `TensorSpec(names[k], dtypes[k], shapes[k], aliases[k])`."""
+        schema = cls.__new__(cls)
+        schema._fill(names, dtypes, shapes, aliases)
+        return schema
+
+    def _fill(
+        self,
+        names: Sequence[str],
+        dtypes: Sequence[str],
+        shapes: Sequence[tuple[int, ...]],
+        aliases: Sequence[str | None],
+    ) -> None:
+        rows = dict(zip(names, range(len(names)), strict=True))
+        check_columns(names, dtypes, shapes, rows)
+        check_aliases(names, dtypes, shapes, aliases, rows)
+        self.__dict__.update(
+            names=tuple(names), dtypes=tuple(dtypes), shapes=tuple(shapes), aliases=tuple(aliases), rows=rows
+        )
 
     @classmethod
     def of(cls, named_tensors: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Schema:
@@ -108,17 +132,21 @@ class Schema:
         return cls(tuple(specs))
 
     @cached_property
-    def _rows(self) -> dict[str, int]:
-        return {spec.name: row for row, spec in enumerate(self.tensors)}
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """All tensors, in order."""
+        return tuple(map(TensorSpec, self.names, self.dtypes, self.shapes, self.aliases))
+
+    def __repr__(self) -> str:
+        return f"Schema({len(self)} tensors)"
 
     def __len__(self) -> int:
-        return len(self.tensors)
+        return len(self.names)
 
     def __iter__(self) -> Iterator[TensorSpec]:
         return iter(self.tensors)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._rows
+        return name in self.rows
 
     def __getitem__(self, name: str) -> TensorSpec:
         return self.tensors[self.index(name)]
@@ -126,61 +154,63 @@ class Schema:
     def index(self, name: str) -> int:
         """Row of a tensor; `NotFoundError` (`name-unknown`) if the schema lacks it."""
         try:
-            return self._rows[name]
+            return self.rows[name]
         except KeyError:
             raise NotFoundError("no such tensor", kind="name-unknown", where=repr(name)) from None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._rows)
-
-    @cached_property
-    def owners(self) -> tuple[int, ...]:
-        """Rows of the tensors that are not aliases."""
-        return tuple(row for row, spec in enumerate(self.tensors) if spec.alias_of is None)
 
     def resolve(self, name: str) -> TensorSpec:
         """The tensor that stores `name`'s elements: itself, or its owner."""
         spec = self[name]
         return spec if spec.alias_of is None else self[spec.alias_of]
 
-    def _check_alias(self, spec: TensorSpec) -> None:
-        owner = self.tensors[self._rows[spec.alias_of]] if spec.alias_of in self._rows else None
-        fits = owner is not None and (owner.alias_of, owner.dtype, owner.shape) == (
-            None,
-            spec.dtype,
-            spec.shape,
-        )
-        if not fits:
-            raise SchemaError(
-                "alias does not fit its owner",
-                kind="alias-invalid",
-                where=repr(spec.name),
-                expected=f"{spec.alias_of!r} to own {spec.dtype} {spec.shape}",
-                found=owner,
-            )
+    @cached_property
+    def owners(self) -> tuple[int, ...]:
+        """Rows of the tensors that are not aliases."""
+        return tuple(row for row, alias in enumerate(self.aliases) if alias is None)
+
+    @cached_property
+    def owner_rows(self) -> Ints:
+        """Of each row, the row that stores its elements: itself, or its owner's; read-only, as all arrays here."""
+        rows = np.arange(len(self))
+        for row, alias in enumerate(self.aliases):
+            if alias is not None:
+                rows[row] = self.rows[alias]
+        return _read_only(rows)
+
+    @cached_property
+    def ranks(self) -> Ints:
+        """Number of dimensions of each tensor."""
+        return _read_only(np.fromiter(map(len, self.shapes), np.int64, len(self)))
+
+    @cached_property
+    def padded_shapes(self) -> Ints:
+        """Shapes padded in front by ones to the rank of the widest tensor, at least 1."""
+        rank = max(1, int(self.ranks.max(initial=1)))
+        shapes = np.ones((len(self), rank), np.int64)
+        extents = np.fromiter(itertools.chain.from_iterable(self.shapes), np.int64)
+        shapes[np.arange(rank) >= rank - self.ranks[:, None]] = extents
+        return _read_only(shapes)
+
+    @cached_property
+    def volumes(self) -> Ints:
+        """Elements of each tensor."""
+        volumes: Ints = self.padded_shapes.prod(axis=1)
+        return _read_only(volumes)
+
+    @cached_property
+    def widths(self) -> npt.NDArray[np.uint8]:
+        """Bytes of one element of each tensor."""
+        return self.of_dtypes(lambda dtype: dtype.width).astype(np.uint8)
+
+    def of_dtypes(self, value: Callable[[DType], int]) -> Ints:
+        """A number that depends on the dtype, for each tensor."""
+        numbers = {name: value(dtype_of(name)) for name in set(self.dtypes)}
+        return np.fromiter(map(numbers.__getitem__, self.dtypes), np.int64, len(self))
 
 
-def _check_shape(spec: TensorSpec) -> None:
-    # Zero extents count as one: strides over the other dimensions must stay in 63 bits as well.
-    stretch = spec.width * math.prod(extent or 1 for extent in spec.shape)
-    if len(spec.shape) > MAX_RANK or min(spec.shape, default=0) < 0 or stretch >= 2**63:
-        raise SchemaError(
-            "shape is out of bounds",
-            kind="shape-overflow",
-            where=repr(spec.name),
-            found=spec.shape,
-            expected=f"at most {MAX_RANK} dimensions and fewer than 2^63 bytes",
-        )
-
-
-def _check_encoded(name: Any) -> None:
-    try:
-        encoded = name.encode()
-    except (UnicodeEncodeError, AttributeError):
-        encoded = None
-    if encoded is None or len(encoded) > MAX_NAME_BYTES:
-        raise SchemaError("invalid tensor name", kind="name-invalid", where=repr(name)[:200])
+def _read_only(array: Array) -> Array:
+    array.flags.writeable = False
+    return array
 
 
 def _place(tensor: Any) -> tuple[object, ...]:

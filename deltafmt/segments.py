@@ -21,7 +21,7 @@ from deltafmt.geometry import Box
 from deltafmt.joins import expanded, meetings, row_major_strides, self_meetings, spans
 from deltafmt.layout import Layout, Placement, TargetInfo
 from deltafmt.schema import Schema
-from deltafmt.tiling import Tiling, padded_shapes
+from deltafmt.tiling import Tiling
 
 Ints = npt.NDArray[np.int64]
 
@@ -124,7 +124,7 @@ def segments_of(
     start = np.maximum(tiling.box_start[box], placed.start[row])
     stop = np.minimum(tiling.box_stop[box], placed.stop[row])
     box_start = tiling.box_start[box]
-    source_stride = row_major_strides(padded_shapes(schema))[tiling.box_tensor[box]]
+    source_stride = row_major_strides(schema.padded_shapes)[tiling.box_tensor[box]]
     target_stride = placed.strides[row]
     collapsed = _collapse(
         dims=tiling.box_stop[box] - box_start,
@@ -175,7 +175,7 @@ class Placed:
 
         The fast path beside `of` with `Layout.identity`.
         """
-        shapes = padded_shapes(schema)
+        shapes = schema.padded_shapes
         target = np.flatnonzero((rows >= 0) & (shapes[rows] > 0).all(axis=1))
         target = target[np.argsort(rows[target], kind="stable")]
         tensor = rows[target]
@@ -194,9 +194,9 @@ class Placed:
     @classmethod
     def of(cls, schema: Schema, layout: Layout, targets: tuple[str, ...], rank: int) -> Placed:
         """The placements of a layout; where they overlap in their source, cut so that none repeats a write."""
-        owners = [schema.index(spec.alias_of or spec.name) for spec in schema]
+        owners = schema.owner_rows.tolist()
         rows = [owners[schema.index(p.source)] for p in layout.placements]
-        shapes = padded_shapes(schema)
+        shapes = schema.padded_shapes
         whole = cls._table(list(layout.placements), rows, [True] * len(rows), targets, rank)
         crossing = _crossing(whole, shapes)
         if not len(crossing):
@@ -342,7 +342,7 @@ def _candidates(schema: Schema, tiling: Tiling, placed: Placed) -> Iterator[tupl
         box, at = expanded((np.cumsum(count) - count)[tiling.box_tensor], per_box)
         yield box, order[at]
         return
-    shapes = padded_shapes(schema)
+    shapes = schema.padded_shapes
     first, last = spans(shapes, tiling.box_tensor, tiling.box_start, tiling.box_stop)
     placed_first, placed_last = spans(shapes, placed.tensor, placed.start, placed.stop)
     order = np.argsort(placed_first, kind="stable")

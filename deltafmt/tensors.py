@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -43,15 +44,22 @@ def named(named_tensors: NamedTensors) -> dict[str, torch.Tensor]:
 
     Raises `SchemaError` for a name that stands twice and for an array that torch cannot share.
     """
-    pairs = named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors
+    if isinstance(named_tensors, Mapping):
+        if _plain(named_tensors.values()):
+            return dict(named_tensors)
+        named_tensors = named_tensors.items()
     result: dict[str, torch.Tensor] = {}
-    for name, tensor in pairs:
+    for name, tensor in named_tensors:
         if name in result:
             raise SchemaError("tensor name stands twice", kind="name-twice", where=repr(name))
         if not isinstance(tensor, torch.Tensor):
             tensor = _shared(name, tensor)
         result[name] = tensor.detach() if tensor.requires_grad else tensor
     return result
+
+
+def _plain(tensors: Collection[Any]) -> bool:
+    return set(map(type, tensors)) <= {torch.Tensor} and not any(map(attrgetter("requires_grad"), tensors))
 
 
 def _shared(name: str, array: Any) -> torch.Tensor:

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from deltafmt.cells import cut
-from deltafmt.dtypes import dtype_of
 from deltafmt.geometry import Box
 from deltafmt.packing import pack
 from deltafmt.schema import Schema
@@ -64,7 +63,7 @@ class Tiling:
     def box(self, row: int, schema: Schema) -> tuple[int, Box]:
         """(row of the tensor, box) of one box row."""
         tensor = int(self.box_tensor[row])
-        skip = self.box_start.shape[1] - len(schema.tensors[tensor].shape)
+        skip = self.box_start.shape[1] - len(schema.shapes[tensor])
         return tensor, Box(
             tuple(self.box_start[row, skip:].tolist()), tuple(self.box_stop[row, skip:].tolist())
         )
@@ -80,14 +79,14 @@ class Tiling:
     @classmethod
     def of(cls, domains: Sequence[Sequence[tuple[int, Box]]], schema: Schema) -> Tiling:
         """A tiling from explicit lists of (tensor row, box), not checked."""
-        rank = padded_rank(schema)
+        rank = schema.padded_shapes.shape[1]
         flat = [pair for domain in domains for pair in domain]
         pad = [(rank - box.rank) for _, box in flat]
         start = [(0,) * p + box.start for p, (_, box) in zip(pad, flat, strict=True)]
         stop = [(1,) * p + box.stop for p, (_, box) in zip(pad, flat, strict=True)]
         counts = np.array([0, *map(len, domains)], np.int64)
         return cls(
-            widths=np.array([schema.tensors[domain[0][0]].width for domain in domains], np.uint8),
+            widths=schema.widths[[domain[0][0] for domain in domains]],
             domain_box=np.cumsum(counts),
             box_tensor=np.array([tensor for tensor, _ in flat], np.int64),
             box_start=np.array(start, np.int64).reshape(len(flat), rank),
@@ -96,26 +95,8 @@ class Tiling:
 
     def check(self, schema: Schema, *, where: object = "tiling") -> None:
         """Raise `FormatError` unless the boxes cover every owner's elements exactly once, and widths agree."""
-        shapes = padded_shapes(schema)
-        check_boxes(self, schema, shapes, where)
-        check_cover(self, schema, shapes, where)
-
-
-def padded_rank(schema: Schema) -> int:
-    """Columns of a tiling's box arrays."""
-    return max((len(spec.shape) for spec in schema), default=1) or 1
-
-
-def padded_shapes(schema: Schema) -> Ints:
-    """Shapes of all tensors, padded in front by ones to one rank; computed once per schema, read-only."""
-    shapes: Ints | None = schema.__dict__.get("_padded_shapes")
-    if shapes is None:
-        rank = padded_rank(schema)
-        rows = [(1,) * (rank - len(spec.shape)) + spec.shape for spec in schema]
-        shapes = np.array(rows, np.int64).reshape(len(schema), rank)
-        shapes.flags.writeable = False
-        schema.__dict__["_padded_shapes"] = shapes
-    return shapes
+        check_boxes(self, schema, where)
+        check_cover(self, schema, where)
 
 
 def make_tiling(
@@ -144,22 +125,20 @@ def make_shared_tiling(
     """
     aim = max(1, min(domain_elements, _MAX_AIM))
     both = [*writers, *layouts]
-    pieces = cut(schema, both, aim=aim, rank=padded_rank(schema), exact=bool(writers))
-    elements = {dtype: dtype_of(dtype) for dtype in {spec.dtype for spec in schema}}
-    keys = [2 * elements[spec.dtype].width + elements[spec.dtype].order_id for spec in schema]
+    pieces = cut(schema, both, aim=aim, rank=schema.padded_shapes.shape[1], exact=bool(writers))
+    keys = schema.of_dtypes(lambda dtype: 2 * dtype.width + dtype.order_id)
     volume = np.prod(pieces.stop - pieces.start, axis=1, dtype=np.int64)
     everyone = (1 << len(writers)) - 1
     number: dict[int, int] = {}
     held = [number.setdefault(readers & everyone, len(number)) for readers in pieces.sets]
     holders = np.array(held, np.int64)[pieces.readers]
     # Writers never share a domain with others than its holders; who reads along is a matter of bytes.
-    apart = np.array(keys, np.int64)[pieces.tensor] * max(1, len(number)) + holders
+    apart = keys[pieces.tensor] * max(1, len(number)) + holders
     reading = replace(pieces, sets=[readers >> len(writers) for readers in pieces.sets])
     order, domain_box = pack(reading, volume, apart, aim=aim)
     tensor = pieces.tensor[order]
-    widths = np.array([elements[spec.dtype].width for spec in schema], np.uint8)
     tiling = Tiling(
-        widths=widths[tensor[domain_box[:-1]]],
+        widths=schema.widths[tensor[domain_box[:-1]]],
         domain_box=domain_box,
         box_tensor=tensor,
         box_start=pieces.start[order],

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from deltafmt.dtypes import dtype_of
 from deltafmt.errors import FormatError
 from deltafmt.joins import self_meetings, spans
 from deltafmt.schema import Schema
@@ -22,15 +21,15 @@ MAX_DOMAIN = 2**31 - 1
 _MAX_PAIRS = 1 << 24
 
 
-def check_boxes(tiling: Tiling, schema: Schema, shapes: Ints, where: object) -> None:
+def check_boxes(tiling: Tiling, schema: Schema, where: object) -> None:
     """Raise `FormatError` for boxes and domains that are bad in themselves."""
     if len(tiling) and (np.diff(tiling.domain_box) < 1).any():
         raise FormatError("domain without boxes", kind="domain-empty", where=where)
     if ((tiling.box_tensor < 0) | (tiling.box_tensor >= len(schema))).any():
         raise FormatError("box of a tensor that the schema lacks", kind="box-tensor", where=where)
-    if not _owners(schema)[tiling.box_tensor].all():
+    if not _owned(schema)[tiling.box_tensor].all():
         raise FormatError("box of an alias", kind="box-tensor", where=where)
-    own = shapes[tiling.box_tensor]
+    own = schema.padded_shapes[tiling.box_tensor]
     inside: Any = (tiling.box_start >= 0) & (tiling.box_start < tiling.box_stop) & (tiling.box_stop <= own)
     _refuse(~inside.all(axis=1), "box is empty or leaves its tensor", "box-outside", where)
     # Sums of boxes in floating point cannot wrap around as those of integers could.
@@ -39,15 +38,13 @@ def check_boxes(tiling: Tiling, schema: Schema, shapes: Ints, where: object) -> 
     if len(tiling):
         sums = np.add.reduceat(exact, tiling.domain_box[:-1])
         _refuse(sums > MAX_DOMAIN, "domain is too large", "domain-too-large", where)
-    width = {dtype: dtype_of(dtype).width for dtype in {spec.dtype for spec in schema}}
-    widths = np.array([width[spec.dtype] for spec in schema], np.uint8)
-    differ = widths[tiling.box_tensor] != tiling.widths[tiling.domains_of_boxes()]
+    differ = schema.widths[tiling.box_tensor] != tiling.widths[tiling.domains_of_boxes()]
     _refuse(differ, "box of another element width than its domain's", "width-mismatch", where)
 
 
-def check_cover(tiling: Tiling, schema: Schema, shapes: Ints, where: object) -> None:
+def check_cover(tiling: Tiling, schema: Schema, where: object) -> None:
     """Raise `FormatError` unless boxes that are good in themselves cover every owner exactly once."""
-    volumes = np.where(_owners(schema), shapes.prod(axis=1), 0)
+    volumes = np.where(_owned(schema), schema.volumes, 0)
     covered = np.zeros(len(schema), np.int64)
     np.add.at(covered, tiling.box_tensor, tiling.box_volume)
     differ = covered != volumes
@@ -56,12 +53,12 @@ def check_cover(tiling: Tiling, schema: Schema, shapes: Ints, where: object) -> 
         raise FormatError(
             "boxes do not cover the tensor exactly once",
             kind="tiling-overlap" if covered[row] > volumes[row] else "tiling-hole",
-            where=f"{where}, {schema.tensors[row].name!r}",
+            where=f"{where}, {schema.names[row]!r}",
             expected=f"{volumes[row]} elements",
             found=int(covered[row]),
         )
     # Sums are equal: what is left to show is that no two boxes share an element.
-    first, last = spans(shapes, tiling.box_tensor, tiling.box_start, tiling.box_stop)
+    first, last = spans(schema.padded_shapes, tiling.box_tensor, tiling.box_start, tiling.box_stop)
     order = np.argsort(first, kind="stable")
     count, pairs = self_meetings(first[order], last[order])
     if count > _MAX_PAIRS:
@@ -100,10 +97,10 @@ def _overlap(start: Ints, stop: Ints) -> bool:
     return False
 
 
-def _owners(schema: Schema) -> npt.NDArray[np.bool_]:
-    owner = np.zeros(len(schema), bool)
-    owner[list(schema.owners)] = True
-    return owner
+def _owned(schema: Schema) -> npt.NDArray[np.bool_]:
+    """Which tensors store elements of their own."""
+    owned: npt.NDArray[np.bool_] = schema.owner_rows == np.arange(len(schema))
+    return owned
 
 
 def _refuse(bad: npt.NDArray[np.bool_], message: str, kind: str, where: object) -> None:
@@ -112,5 +109,5 @@ def _refuse(bad: npt.NDArray[np.bool_], message: str, kind: str, where: object) 
 
 
 def _refuse_overlap(schema: Schema, row: int, where: object) -> None:
-    name = schema.tensors[row].name
+    name = schema.names[row]
     raise FormatError("boxes of the tensor overlap", kind="tiling-overlap", where=f"{where}, {name!r}")

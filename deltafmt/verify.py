@@ -309,7 +309,7 @@ def _replay_way(history: History, key: str, way: Stored, current: _Current | Non
             raise FormatError(
                 "tensor does not have the digest recorded",
                 kind="content-mismatch",
-                where=f"{key}, {schema.tensors[row].name!r}",
+                where=f"{key}, {schema.names[row]!r}",
             )
     return _Current(manifest.version, manifest.schema, tensors)
 

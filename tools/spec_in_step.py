@@ -17,7 +17,7 @@ from deltafmt.dtypes import DTYPES
 from deltafmt.errors import REASONS
 from deltafmt.format import constants
 from deltafmt.format.records import RECORDS, TABLES, described
-from deltafmt.schema import MAX_NAME_BYTES, MAX_RANK
+from deltafmt.schema_check import MAX_NAME_BYTES, MAX_RANK
 
 SPEC = Path(__file__).resolve().parent.parent / "spec"
 _MARK = re.compile(r"<!-- (fields: (\w+)|\w+) -->\n.*?<!-- end -->", re.DOTALL)

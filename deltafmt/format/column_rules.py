@@ -20,12 +20,22 @@ from deltafmt.format.constants import (
     RAW,
     SET,
     STEP,
+    WIDTHS,
     ZSTD,
 )
 from deltafmt.format.records import ChunkTable, ColumnTable
 from deltafmt.tiling import Tiling
 
 Ints = npt.NDArray[np.int64]
+
+_BOUNDED = (GAP, LOW, BLOCK, CODE, MAGNITUDE, ESCAPE)
+_ROW = np.full(256, len(_BOUNDED), np.int64)
+_ROW[list(_BOUNDED)] = range(len(_BOUNDED))
+_ALLOWED = np.zeros((DENSE + 1, 256), bool)
+"""Which columns (by id) each operation has, of the widest elements."""
+_ALLOWED[SET, [GAP, LOW, BLOCK]] = True
+_ALLOWED[STEP, [GAP, LOW, BLOCK, CODE, MAGNITUDE, ESCAPE]] = True
+_ALLOWED[[SET, DENSE], PLANE : PLANE + max(WIDTHS)] = True
 
 
 def check_column_table(chunks: ChunkTable, columns: ColumnTable, *, where: object) -> None:
@@ -51,12 +61,8 @@ def check_columns_fit(chunks: ChunkTable, columns: ColumnTable, tiling: Tiling, 
     column = columns.column.astype(np.int64)
     unordered = (np.diff(column) <= 0) & (np.diff(chunk) == 0)
     _refuse(unordered, "columns are not in order", "column-order", where)
-    operation, width = chunks.operation[chunk], chunks.width[chunk].astype(np.int64)
-    plane = (column >= PLANE) & (column < PLANE + width)
-    positions = (column == GAP) | (column == LOW) | (column == BLOCK)
-    steps = (column == CODE) | (column == MAGNITUDE) | (column == ESCAPE)
-    allowed = (
-        ((operation != STEP) & plane) | ((operation != DENSE) & positions) | ((operation == STEP) & steps)
+    allowed = _ALLOWED[chunks.operation[chunk], columns.column] & (
+        column < PLANE + chunks.width[chunk].astype(np.int64)
     )
     _refuse(~allowed, "column does not belong to the operation", "column-unexpected", where)
     optional = np.bincount(chunk[(column == MAGNITUDE) | (column == ESCAPE)], minlength=len(chunks))
@@ -65,7 +71,8 @@ def check_columns_fit(chunks: ChunkTable, columns: ColumnTable, tiling: Tiling, 
     least, most = _limits(column, chunk, chunks, tiling)
     raw = columns.raw.astype(np.int64)
     _refuse((raw < least) | (raw > most), "column has an impossible length", "column-length", where)
-    odd = (column == ESCAPE) & (raw % width != 0)
+    escapes = np.flatnonzero(column == ESCAPE)
+    odd = raw[escapes] % chunks.width[chunk[escapes]] != 0
     _refuse(odd, "escapes are not a whole number", "column-length", where)
 
 
@@ -95,13 +102,11 @@ def _limits(column: Ints, chunk: Ints, chunks: ChunkTable, tiling: Tiling) -> tu
     packed, codes = (n * shift + 7) // 8, (2 * n + 7) // 8
     blocks, escapes = 16 * count_blocks_of(chunks, tiling), n * chunks.width
     one = np.ones_like(n)
-    least = {GAP: n, LOW: packed, BLOCK: blocks, CODE: codes, MAGNITUDE: one, ESCAPE: one}
-    most = {GAP: entries, LOW: packed, BLOCK: blocks, CODE: codes, MAGNITUDE: n, ESCAPE: escapes}
-    is_column = [column == number for number in least]
-    return (
-        np.select(is_column, [values[chunk] for values in least.values()], n[chunk]),
-        np.select(is_column, [values[chunk] for values in most.values()], n[chunk]),
-    )
+    # One row for each of `_BOUNDED`, and the last one for byte planes.
+    least = np.stack((n, packed, blocks, codes, one, one, n))
+    most = np.stack((entries, packed, blocks, codes, n, escapes, n))
+    at = _ROW[column] * len(n) + chunk
+    return least.reshape(-1)[at], most.reshape(-1)[at]
 
 
 def _refuse(bad: npt.NDArray[Any], message: str, kind: str, where: object) -> None:

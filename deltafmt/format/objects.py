@@ -6,6 +6,9 @@ Emitting gives an object's whole bytes; parsing raises `FormatError`, `ChecksumE
 
 from __future__ import annotations
 
+import itertools
+import struct
+from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -35,8 +38,9 @@ from deltafmt.format.records import (
     TensorTable,
     TilingRecord,
 )
-from deltafmt.schema import MAX_RANK, Schema, TensorSpec
-from deltafmt.tiling import Tiling, padded_rank
+from deltafmt.schema import Schema
+from deltafmt.schema_check import MAX_RANK
+from deltafmt.tiling import Tiling
 
 Data = bytes | memoryview
 
@@ -129,7 +133,7 @@ def parse_schema(data: Data, *, where: object, digest: bytes | None = None) -> S
     if (record.tensors.alias > len(ranks)).any():
         raise FormatError("alias row is out of range", kind="index-range", where=where)
     try:
-        return Schema(tuple(_specs(record, ranks, lengths, where)))
+        return Schema.of_columns(*_columns(record, ranks, lengths, where))
     except FormatError:
         raise
     except DeltafmtError as error:
@@ -142,36 +146,52 @@ def parse_schema(data: Data, *, where: object, digest: bytes | None = None) -> S
         ) from error
 
 
-def _specs(record: SchemaRecord, ranks: Any, lengths: Any, where: object) -> list[TensorSpec]:
-    blob, extents = record.names.tobytes(), record.shapes.tolist()
-    name_ends, shape_ends = np.cumsum(lengths).tolist(), np.cumsum(ranks).tolist()
+def _columns(
+    record: SchemaRecord, ranks: Any, lengths: Any, where: object
+) -> tuple[list[str], list[str], list[tuple[int, ...]], list[str | None]]:
+    """Names, dtypes, shapes and aliases, row by row; equal ones are one object."""
+    names = _names(record.names.tobytes(), _slices(np.cumsum(lengths)), where)
+    extents = record.shapes.tobytes()
+    packed = list(map(extents.__getitem__, _slices(8 * np.cumsum(ranks))))
+    shapes = {key: struct.unpack(f"<{len(key) // 8}Q", key) for key in set(packed)}
+    aliases: list[str | None] = [None] * len(names)
+    for row in np.flatnonzero(record.tensors.alias).tolist():
+        aliases[row] = names[int(record.tensors.alias[row]) - 1]
+    dtypes = list(map(record.dtypes.__getitem__, record.tensors.dtype.tolist()))
+    return names, dtypes, list(map(shapes.__getitem__, packed)), aliases
+
+
+def _names(blob: bytes, places: Iterator[slice], where: object) -> list[str]:
+    if blob.isascii():
+        return list(map(blob.decode().__getitem__, places))
     try:
-        names = [blob[a:b].decode() for a, b in zip([0, *name_ends], name_ends, strict=False)]
+        return [blob[place].decode() for place in places]
     except UnicodeDecodeError as error:
         raise FormatError("tensor name is not UTF-8", kind="name-invalid", where=where) from error
-    shapes = [tuple(extents[a:b]) for a, b in zip([0, *shape_ends], shape_ends, strict=False)]
-    aliases = [names[row - 1] if row else None for row in record.tensors.alias.tolist()]
-    dtypes = [record.dtypes[row] for row in record.tensors.dtype.tolist()]
-    return [TensorSpec(*fields) for fields in zip(names, dtypes, shapes, aliases, strict=True)]
+
+
+def _slices(ends: npt.NDArray[np.int64]) -> Iterator[slice]:
+    stops = ends.tolist()
+    return map(slice, [0, *stops], stops)
 
 
 def _schema_record(schema: Schema) -> SchemaRecord:
-    dtypes = list(dict.fromkeys(spec.dtype for spec in schema))
-    names = [spec.name.encode() for spec in schema]
-    rows = [
-        (
-            len(name),
-            dtypes.index(spec.dtype),
-            len(spec.shape),
-            0 if spec.alias_of is None else 1 + schema.index(spec.alias_of),
-        )
-        for name, spec in zip(names, schema, strict=True)
-    ]
+    dtypes = {name: number for number, name in enumerate(dict.fromkeys(schema.dtypes))}
+    names = [name.encode() for name in schema.names]
+    alias = np.zeros(len(schema), "<u4")
+    for row, name in enumerate(schema.aliases):
+        if name is not None:
+            alias[row] = 1 + schema.rows[name]
     return SchemaRecord(
-        dtypes=dtypes,
-        tensors=TensorTable.of_rows(rows),
+        dtypes=list(dtypes),
+        tensors=TensorTable(
+            name_length=np.fromiter(map(len, names), "<u4", len(names)),
+            dtype=np.fromiter(map(dtypes.__getitem__, schema.dtypes), "<u1", len(names)),
+            rank=schema.ranks.astype("<u1"),
+            alias=alias,
+        ),
         names=np.frombuffer(b"".join(names), np.uint8),
-        shapes=np.array([extent for spec in schema for extent in spec.shape], "<u8"),
+        shapes=np.fromiter(itertools.chain.from_iterable(schema.shapes), "<u8"),
     )
 
 
@@ -211,14 +231,14 @@ def parse_tiling(
     if not np.isin(record.domains.width, WIDTHS).all():
         raise FormatError("element width is out of range", kind="width-mismatch", where=where)
     counts = record.domains.boxes.astype(np.int64)
-    ranks = np.array([len(spec.shape) for spec in schema], np.int64)[tensors]
+    ranks = schema.ranks[tensors]
     if int(counts.sum()) != len(tensors):
         raise FormatError("domains and boxes disagree", kind="column-length", where=where)
     if not int(ranks.sum()) == len(record.starts) == len(record.stops):
         raise FormatError("box corners and ranks disagree", kind="column-length", where=where)
     if (record.stops >= 2**63).any() or (record.starts >= 2**63).any():
         raise FormatError("box corner is out of range", kind="box-outside", where=where)
-    used = _used_dims(ranks, padded_rank(schema))
+    used = _used_dims(ranks, schema.padded_shapes.shape[1])
     start, stop = np.zeros(used.shape, np.int64), np.ones(used.shape, np.int64)
     start[used], stop[used] = record.starts, record.stops
     tiling = Tiling(
@@ -233,7 +253,7 @@ def parse_tiling(
 
 
 def _tiling_record(tiling: Tiling, schema: Schema) -> TilingRecord:
-    ranks = np.array([len(spec.shape) for spec in schema], np.int64)[tiling.box_tensor]
+    ranks = schema.ranks[tiling.box_tensor]
     used = _used_dims(ranks, tiling.box_start.shape[1])
     return TilingRecord(
         schema=digest_of_schema(schema),
@@ -246,7 +266,7 @@ def _tiling_record(tiling: Tiling, schema: Schema) -> TilingRecord:
 
 def _corner_bytes(schema: Schema, box_tensor: npt.NDArray[Any]) -> int:
     """Bytes of all boxes' corners at the rank of the widest tensor."""
-    return 16 * padded_rank(schema) * len(box_tensor)
+    return 16 * int(schema.padded_shapes.shape[1]) * len(box_tensor)
 
 
 def _used_dims(ranks: npt.NDArray[np.int64], rank: int) -> npt.NDArray[np.bool_]:

@@ -45,13 +45,13 @@ def prove(replica: Replica, stored: Stored) -> Proof:
     manifest = stored.manifest
     view = replica.views.view(manifest, manifest.schema)
     held = _held_elements(view)
-    volumes = np.array([spec.volume for spec in view.schema], np.int64)
+    volumes = view.schema.volumes
     whole = (held == volumes) & (volumes > 0)
     sums, partial = _scan(view, whole, replica.options.threads)
     expected = np.stack((manifest.tensors.digest0, manifest.tensors.digest1), axis=1)
     wrong = whole & (sums != expected).any(axis=1)
     if wrong.any():
-        raise _differs(manifest, repr(view.schema.tensors[int(wrong.argmax())].name))
+        raise _differs(manifest, repr(view.schema.names[int(wrong.argmax())]))
     domains = domain_digests(replica.history, stored, set(partial))
     proven = np.where(whole, volumes, 0)
     for domain, digest in partial.items():
@@ -68,7 +68,7 @@ def prove(replica: Replica, stored: Stored) -> Proof:
         version=manifest.version,
         proven_elements=int(proven.sum()),
         unproven_elements=int(missing.sum()),
-        unproven=tuple(view.schema.tensors[row].name for row in np.flatnonzero(missing).tolist()),
+        unproven=tuple(view.schema.names[row] for row in np.flatnonzero(missing).tolist()),
     )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter, eq
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +40,7 @@ class Targets:
 
     def __init__(self, named_tensors: NamedTensors) -> None:
         self.tensors = _writable(named_tensors)
-        self.contiguous = all(tensor.is_contiguous() for tensor in self.tensors.values())
+        self.contiguous = all(map(torch.Tensor.is_contiguous, self.tensors.values()))
         start = self._first_bytes = self._current()
         self._groups = self._meeting(start)
         self.names: tuple[str, ...] = tuple(self.tensors)
@@ -63,7 +65,8 @@ class Targets:
             )
 
     def _current(self) -> npt.NDArray[np.int64]:
-        return np.array([tensor.data_ptr() for tensor in self.tensors.values()], np.int64)
+        places = map(torch.Tensor.data_ptr, self.tensors.values())
+        return np.fromiter(places, np.int64, len(self.tensors))
 
     @cached_property
     def infos(self) -> dict[str, TargetInfo]:
@@ -114,13 +117,18 @@ class Targets:
         """
         if self._groups or not self.contiguous:
             return False
-        dtypes = {name: torch_dtype(name) for name in {spec.dtype for spec in schema}}
-        specs = {spec.name: spec for spec in schema}
-        for name, tensor in self.tensors.items():
-            spec = specs.get(name)
-            if spec is None or tensor.shape != spec.shape or tensor.dtype is not dtypes[spec.dtype]:
-                return False
-        return True
+        if not self.tensors.keys() <= schema.rows.keys():
+            return False
+        rows = list(map(schema.rows.__getitem__, self.tensors))
+        dtypes = {name: torch_dtype(name) for name in set(schema.dtypes)}
+        # Compared one by one: a list of 20,000 shapes is what sets the garbage collector going.
+        same_shape = map(eq, self._each("shape"), map(schema.shapes.__getitem__, rows))
+        wanted = map(dtypes.__getitem__, map(schema.dtypes.__getitem__, rows))
+        same_dtype = map(eq, self._each("dtype"), wanted)
+        return all(same_shape) and all(same_dtype)
+
+    def _each(self, attribute: str) -> Iterator[Any]:
+        return map(attrgetter(attribute), self.tensors.values())
 
     @property
     def memory_infos(self) -> dict[str, TargetInfo]:
@@ -185,14 +193,14 @@ class Targets:
         """All names, those whose address ranges meet together; empty where none do."""
         names = list(self.tensors)
         if self.contiguous:
-            sizes = [tensor.nbytes for tensor in self.tensors.values()]
+            sizes = list(self._each("nbytes"))
         else:
             sizes = [_span_bytes(name, tensor) for name, tensor in self.tensors.items()]
         stop = start + np.array(sizes, np.int64)
-        devices = {device: n for n, device in enumerate({tensor.device for tensor in self.tensors.values()})}
+        devices = {device: n for n, device in enumerate(set(self._each("device")))}
         if len(devices) > 1:
             # Equal addresses on two devices are two places.
-            shift = np.array([devices[tensor.device] << 56 for tensor in self.tensors.values()], np.int64)
+            shift = np.array([devices[device] << 56 for device in self._each("device")], np.int64)
             start, stop = start + shift, stop + shift
         # Empty tensors have no address worth the name: each is a memory of its own.
         full = np.flatnonzero(start < stop)
@@ -228,13 +236,16 @@ class Targets:
 
 
 def _writable(named_tensors: NamedTensors) -> dict[str, torch.Tensor]:
-    pairs = list(named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors)
-    for name, tensor in pairs:
-        if isinstance(tensor, np.ndarray) and not tensor.flags.writeable:
+    if not isinstance(named_tensors, Mapping):
+        named_tensors = list(named_tensors)
+    tensors = named(named_tensors)
+    for name, tensor in _arrays(named_tensors):
+        if not tensor.flags.writeable:
             raise LayoutError("a read-only array cannot be a target", kind="target-strides", where=repr(name))
-    tensors = named(pairs)
-    # Asked of all at once: a loop that asks one tensor everything is what opening a large model would wait for.
-    if any(tensor.is_meta or tensor.layout is not torch.strided for tensor in tensors.values()):
+    # One question to all tensors after another: a loop that asks each of them everything is what opening a large
+    # model would wait for.
+    kinds = set(map(attrgetter("layout"), tensors.values()))
+    if not kinds <= {torch.strided} or any(map(attrgetter("is_meta"), tensors.values())):
         name = next(
             n for n, tensor in tensors.items() if tensor.is_meta or tensor.layout is not torch.strided
         )
@@ -243,10 +254,18 @@ def _writable(named_tensors: NamedTensors) -> dict[str, torch.Tensor]:
             kind="device-unsupported",
             where=f"{name!r}, {tensors[name].layout} on {tensors[name].device}",
         )
-    if any(tensor.is_conj() or tensor.is_neg() for tensor in tensors.values()):
+    if any(map(torch.Tensor.is_conj, tensors.values())) or any(map(torch.Tensor.is_neg, tensors.values())):
         name = next(n for n, tensor in tensors.items() if tensor.is_conj() or tensor.is_neg())
         raise LayoutError("a lazy view cannot be a target", kind="target-strides", where=repr(name))
     return tensors
+
+
+def _arrays(named_tensors: NamedTensors) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    if isinstance(named_tensors, Mapping):
+        if set(map(type, named_tensors.values())) <= {torch.Tensor}:
+            return
+        named_tensors = named_tensors.items()
+    yield from ((name, array) for name, array in named_tensors if isinstance(array, np.ndarray))
 
 
 def _span_bytes(name: str, tensor: torch.Tensor) -> int:

@@ -58,9 +58,7 @@ class View:
     def name(self, domain: int) -> str:
         """A domain for error messages: its number and the tensors that it begins and ends with."""
         rows = self.tiling.box_rows(domain)
-        first, last = (
-            self.schema.tensors[int(self.tiling.box_tensor[row])].name for row in (rows[0], rows[-1])
-        )
+        first, last = (self.schema.names[int(self.tiling.box_tensor[row])] for row in (rows[0], rows[-1]))
         return f"domain {domain} ({first!r})" if first == last else f"domain {domain} ({first!r} to {last!r})"
 
 
@@ -96,17 +94,19 @@ class Views:
 
     def _table(self, schema: Schema, tiling: Tiling, later: Schema, final: bytes) -> SegmentTable:
         if self._fits(final):
-            owners = [later.resolve(name) for name in self.targets.names]
-            rows = [
-                schema.index(spec.name) if schema is later or goes_on(schema, spec) else -1 for spec in owners
-            ]
-            placed = Placed.whole(schema, np.array(rows, np.int64))
+            named = map(later.rows.__getitem__, self.targets.names)
+            rows = later.owner_rows[np.fromiter(named, np.int64, len(self.targets.names))]
+            if schema is not later:
+                owners = [later.tensors[row] for row in rows.tolist()]
+                kept = [schema.rows[spec.name] if goes_on(schema, spec) else -1 for spec in owners]
+                rows = np.array(kept, np.int64)
+            placed = Placed.whole(schema, rows)
             cast = np.zeros(len(rows), np.uint8)
             return segments_of(schema, tiling, placed, target_names=self.targets.names, cast=cast)
         layout = self._layout(final)
         if schema is not later:
-            kept = (p for p in layout.placements if goes_on(schema, later[p.source]))
-            layout = Layout(kept, casts=layout.casts)
+            carried = (p for p in layout.placements if goes_on(schema, later[p.source]))
+            layout = Layout(carried, casts=layout.casts)
         return make_segments(schema, tiling, layout, self.targets.memory_infos)
 
     def _fits(self, schema: bytes) -> bool:
@@ -154,7 +154,7 @@ class Views:
         rows = np.flatnonzero(np.isin(tiling.box_tensor, new))
         dense = manifest.chunks.domain[manifest.chunks.operation == 3]
         missing = rows[~np.isin(tiling.domains_of_boxes()[rows], dense)]
-        return schema.tensors[int(tiling.box_tensor[missing[0]])].name if len(missing) else None
+        return schema.names[int(tiling.box_tensor[missing[0]])] if len(missing) else None
 
 
 def goes_on(schema: Schema, later: TensorSpec) -> bool:

@@ -52,7 +52,7 @@ def add_anchor_way(
         raise ChecksumError(
             "these tensors are not those of the version",
             kind="content-mismatch",
-            where=f"version {version}, {schema.tensors[int(differ.argmax())].name!r}",
+            where=f"version {version}, {schema.names[int(differ.argmax())]!r}",
         )
     if commit(history.store, *sealed(manifest)) is not Outcome.OURS:
         drop(history.store, manifest.shard_keys)

@@ -77,3 +77,27 @@ def test_boxes_intersect_and_contain() -> None:
 def test_invalid_boxes(start: tuple[int, ...], stop: tuple[int, ...]) -> None:
     with pytest.raises(LayoutError, match="invalid box"):
         Box(start, stop)
+
+
+def test_columns_say_what_the_specs_say() -> None:
+    specs = (
+        TensorSpec("tied", "bfloat16", (6, 5), "embed"),
+        TensorSpec("embed", "bfloat16", (6, 5)),
+        TensorSpec("scalar", "float64", ()),
+        TensorSpec("none", "float32", (3, 0, 2)),
+        TensorSpec("größe", "uint8", (7,)),
+    )
+    columns = ([s.name for s in specs], [s.dtype for s in specs], [s.shape for s in specs])
+    schema = Schema.of_columns(*columns, [s.alias_of for s in specs])
+    assert schema == Schema(specs)
+    assert hash(schema) == hash(Schema(specs))
+    assert schema.tensors == specs
+    assert [schema[name] for name in schema.names] == list(specs)
+    assert schema.ranks.tolist() == [2, 2, 0, 3, 1]
+    assert schema.padded_shapes.tolist() == [[1, 6, 5], [1, 6, 5], [1, 1, 1], [3, 0, 2], [1, 1, 7]]
+    assert schema.volumes.tolist() == [spec.volume for spec in specs]
+    assert schema.widths.tolist() == [spec.width for spec in specs]
+    assert schema.owner_rows.tolist() == [1, 1, 2, 3, 4]
+    assert schema != Schema(specs[1:])
+    with pytest.raises(ValueError, match="read-only"):
+        schema.volumes[0] = 1
