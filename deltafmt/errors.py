@@ -123,7 +123,9 @@ REASONS: dict[str, str] = {
     "short-read": "storage returned fewer or more bytes than asked for, twice",
     "store-failed": "storage refused or failed",
     "store-unreachable": "storage cannot be reached, after several tries",
+    "store-busy": "storage was busy with other requests for the same object, at several tries",
     "store-unsupported": "a storage back end that cannot be used, or not for writing",
+    "create-not-exclusive": "a storage server that overwrites an object that it was asked to create",
     # layouts
     "target-unfilled": "a local element that is neither placed nor declared untouched",
     "target-moved": "a local tensor whose memory was exchanged since it was given",

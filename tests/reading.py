@@ -100,8 +100,8 @@ class WrappedStore(Store):
     def open_sink(self, key: str) -> Sink:
         return self.inner.open_sink(key)
 
-    def list(self, folder: str) -> Iterator[str]:
-        return self.inner.list(folder)
+    def list(self, folder: str, *, after: str | None = None) -> Iterator[str]:
+        return self.inner.list(folder, after=after)
 
     def entries(self, folder: str) -> Iterator[Entry]:
         return self.inner.entries(folder)

@@ -19,6 +19,11 @@ _FLOOR_KEY = re.compile(r"floors/([0-9]{20})\.dfm")
 _LEASE_KEY = re.compile(r"leases/([0-9a-f]{32})\.dfm")
 
 
+def probe_key(token: bytes) -> str:
+    """Key of an object that is written only to see how the storage behaves, and removed at once."""
+    return f"{PROBES}/{token.hex()}"
+
+
 def schema_key(digest: bytes) -> str:
     return f"{SCHEMAS}/{digest.hex()}.dfm"
 

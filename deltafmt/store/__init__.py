@@ -42,8 +42,10 @@ def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> St
     if protocol in _OPENERS and "::" not in url:
         return _OPENERS[protocol](rest, storage_options or {})
     from deltafmt.store.fsspec import FsspecStore
+    from deltafmt.store.s3 import S3Store
 
-    return FsspecStore.open(url, storage_options or {})
+    kind = S3Store if protocol in S3Store.protocols else FsspecStore
+    return kind.open(url, storage_options or {})
 
 
 def _open_local(path: str, _: Mapping[str, Any]) -> Store:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import itertools
 import logging
 import random
 import time
@@ -22,6 +23,9 @@ _WASTE = 16
 """Joined reads ask for at most one byte in so many that nobody wants."""
 AHEAD_BYTES = 32 << 20
 """Bytes that may be fetched ahead of the consumer."""
+PASSING = frozenset({"store-unreachable", "store-busy"})
+"""Kinds of `StoreError` after which another try may succeed."""
+_LONGEST_PAUSE = 5.0
 
 Buffer = bytes | bytearray | memoryview
 _Result = TypeVar("_Result")
@@ -124,6 +128,8 @@ class Store(abc.ABC):
     """Tries of a request that finds the storage unreachable."""
     pause_seconds: float = 0.2
     """The pause before the second try, on average; later ones double."""
+    budget_seconds: float = 15.0
+    """No further try of a request begins after so long."""
 
     @abc.abstractmethod
     def read_range(self, key: str, start: int, stop: int) -> Buffer:
@@ -143,15 +149,22 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def put_if_absent(self, key: str, data: Buffer) -> None:
-        """Create an object that is never partly visible; `AlreadyExists` if there is one."""
+        """Create an object that is never partly visible; `AlreadyExists` if there is one.
+
+        One request, which is not repeated after a lost reply: only the caller can tell whether what a second
+        try would meet is its own.
+        """
 
     @abc.abstractmethod
     def open_sink(self, key: str) -> Sink:
         """Write a new object piece by piece."""
 
     @abc.abstractmethod
-    def list(self, folder: str) -> Iterator[str]:
-        """Keys of the objects directly in a folder, ascending; empty if there is no such folder."""
+    def list(self, folder: str, *, after: str | None = None) -> Iterator[str]:
+        """Keys of the objects directly in a folder, ascending; empty if there is no such folder.
+
+        With `after`, only those behind this key.
+        """
 
     def entries(self, folder: str) -> Iterator[Entry]:
         """All objects below a folder, at any depth, ascending by key; empty if there is no such folder.
@@ -181,6 +194,25 @@ class Store(abc.ABC):
 
     def check_exclusive(self) -> None:  # noqa: B027 (most back ends have nothing to object)
         """Raise `UnsupportedError` if this back end cannot create exclusively."""
+
+    def probe_exclusive(self, existing: str | None = None) -> None:  # noqa: ARG002 (the same)
+        """Find out by trying whether an exclusive create is exclusive; `UnsupportedError` if it is not.
+
+        With the key of an object that exists one request is enough; what it holds does not change. Without,
+        an object is created and removed. Back ends whose promise does not depend on a server try nothing.
+        """
+        self.check_exclusive()
+
+    def create(self, key: str, data: Buffer) -> None:
+        """`put_if_absent`, again while storage is unreachable, and a lost reply settled by reading back.
+
+        `data` must be nobody else's (hold something random): an equal object that is there is taken for ours.
+        """
+        try:
+            self._again(lambda: self.put_if_absent(key, data))
+        except AlreadyExists:
+            if self.read(key) != data:
+                raise
 
     def exists(self, key: str) -> bool:
         try:
@@ -257,27 +289,38 @@ class Store(abc.ABC):
             )
         return data
 
-    def _again(self, request: Callable[[], _Result]) -> _Result:
-        """Run a request that may safely be repeated, again after growing pauses while storage is unreachable.
+    def pause(self, attempt: int) -> float:
+        """Seconds to wait after try number `attempt` (from 1).
 
-        The pauses vary, so that readers that failed together do not come back together.
+        They double, and they vary, so that those who failed together do not come back together.
         """
-        pause = self.pause_seconds
-        for _ in range(self.attempts - 1):
+        seconds: float = min(self.pause_seconds * 2 ** (attempt - 1), _LONGEST_PAUSE)
+        return seconds * random.uniform(0.5, 1.5)
+
+    def _again(self, request: Callable[[], _Result], passing: frozenset[str] = PASSING) -> _Result:
+        """Run a request that may be repeated after errors of these kinds, as long as tries and time last."""
+        began = time.monotonic()
+        for attempt in itertools.count(1):
             try:
                 return request()
             except StoreError as error:
-                if error.kind != "store-unreachable":
+                pause = self.pause(attempt)
+                late = time.monotonic() + pause - began > self.budget_seconds
+                if error.kind not in passing or attempt >= self.attempts or late:
                     raise
-            time.sleep(pause * random.uniform(0.5, 1.5))
-            pause *= 2
-        return request()
+            time.sleep(pause)
+        raise AssertionError
 
 
 def _views(fetch: Fetch, requests: Sequence[Range], data: memoryview) -> Iterator[memoryview]:
     for number in fetch.requests:
         start = requests[number].start - fetch.range.start
         yield data[start : start + requests[number].nbytes]
+
+
+def behind(after: str | None, keys: Iterable[str]) -> Iterator[str]:
+    """Those of the keys that stand behind `after`; all of them if it is None."""
+    return (key for key in keys if after is None or key > after)
 
 
 def guarded(where: str, action: Callable[[], object]) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import fsspec
 
 from deltafmt.errors import DeltafmtError, NotFoundError, StoreError, UnsupportedError
-from deltafmt.format.keys import check_name
-from deltafmt.store.base import AlreadyExists, Buffer, Entry, Sink, Store, guarded
+from deltafmt.format.keys import check_name, probe_key
+from deltafmt.store.base import AlreadyExists, Buffer, Entry, Sink, Store, behind, guarded
+from deltafmt.store.translate import public_url, statuses, translated
 
 Create = Callable[[Any, str, bytes], None]
 """(file system, path, data) -> None, or `FileExistsError`: an exclusive create that is never partly seen."""
@@ -24,32 +26,28 @@ def conditional_put(fs: Any, path: str, data: bytes) -> None:
     fs.pipe_file(path, data, mode="create")
 
 
-EXCLUSIVE_CREATE: dict[str, Create] = dict.fromkeys(
-    ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl"), conditional_put
-)
+EXCLUSIVE_CREATE: dict[str, Create] = dict.fromkeys(("gs", "gcs", "az", "abfs", "abfss"), conditional_put)
 """Protocols whose fsspec package turns `mode="create"` into a conditional request.
 
 fsspec's own version of it looks first and writes then, so that two writers both succeed: every protocol
 that is not listed here is refused for writing.
 """
 
-_CACHES_OFF = {"use_listings_cache": False, "skip_instance_cache": True}
-"""Other machines write too; and an instance of our own makes the option hold, whoever else uses the URL."""
-_TRANSIENT = (ConnectionError, TimeoutError, BlockingIOError, InterruptedError)
-_TRANSIENT_NAMES = frozenset(
-    {
-        "ClientConnectionError",
-        "ClientPayloadError",
-        "EndpointConnectionError",
-        "ConnectTimeoutError",
-        "ReadTimeoutError",
-        "ConnectionClosedError",
-        "FSTimeoutError",
-    }
+_CACHES_OFF = {"use_listings_cache": False}
+"""Other machines write too."""
+_NO_SUCH_RANGE = 416
+"""The HTTP status of a range that lies outside its object."""
+_UNSUPPORTED = (
+    "this back end has no exclusive create that is known to be safe, so two writers could both publish one "
+    "version; publish to a local path, S3, GCS or Azure instead"
 )
-"""Classes of the client libraries that stand for a lost connection, without having to import them."""
-_TRANSIENT_STATUS = frozenset({408, 429, 500, 502, 503, 504})
-_CONFLICT_STATUS = frozenset({409, 412})
+_NOT_EXCLUSIVE = (
+    "this storage server overwrites an object that it is asked to create, so two writers could both publish "
+    "one version; publish to a server that honours If-None-Match, or to a local path (reading is possible)"
+)
+_BUSY = frozenset({"store-busy"})
+_CREATE_BYTES = 48 << 20
+"""An exclusive create is one request: drivers split larger objects, and drop the condition on the way."""
 
 
 class FsspecStore(Store):
@@ -61,6 +59,9 @@ class FsspecStore(Store):
     """
 
     readers = 8
+    attempts = 8
+    creates: ClassVar[Mapping[str, Create]] = EXCLUSIVE_CREATE
+    """How a protocol creates exclusively; those that are not here can be read only."""
 
     def __init__(
         self,
@@ -73,18 +74,24 @@ class FsspecStore(Store):
     ) -> None:
         self._make, self._create, self._folders = make_fs, create, folders
         self._fs, self._process = make_fs(), os.getpid()
+        self._inherited: list[Any] = []
         self.root, self.url = root.rstrip("/"), url
 
     def __repr__(self) -> str:
         return f"FsspecStore({self.url!r})"
 
     @classmethod
-    def open(cls, url: str, options: Mapping[str, Any]) -> FsspecStore:
+    def open(cls, url: str, options: Mapping[str, Any]) -> Self:
         """The store of a URL."""
-        settings = {**options, **_CACHES_OFF}
+        settings = {**cls.settings(options), **_CACHES_OFF}
         protocol, shown = fsspec.utils.get_protocol(url), public_url(url)
-        try:
+
+        def connect() -> tuple[Any, str]:
             fs, root = fsspec.core.url_to_fs(url, **settings)
+            return cls.prepared(fs), root
+
+        try:
+            fs, root = connect()
         except (ImportError, ValueError, TypeError) as error:
             reason = f" ({error})" if isinstance(error, ImportError) else ""
             raise UnsupportedError(
@@ -95,34 +102,76 @@ class FsspecStore(Store):
         first = [fs]
 
         def make() -> Any:
-            return first.pop() if first else fsspec.core.url_to_fs(url, **settings)[0]
+            return first.pop() if first else connect()[0]
 
         return cls(
             make,
             root,
             url=shown,
-            create=EXCLUSIVE_CREATE.get(protocol),
-            folders=protocol not in EXCLUSIVE_CREATE,
+            create=cls.creates.get(protocol),
+            folders=protocol not in cls.creates,
         )
+
+    @classmethod
+    def settings(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The driver's options: those given, and what this kind of storage needs besides."""
+        # With an instance of our own the other options hold, whoever else uses the URL.
+        return {**options, "skip_instance_cache": True}
+
+    @classmethod
+    def prepared(cls, fs: Any) -> Any:
+        """A new file system, made ready for use."""
+        return fs
 
     @property
     def fs(self) -> Any:
         """The file system, an instance of this process."""
         if self._process != os.getpid():
+            # Dropping the parent's would close connections by an event loop that did not survive the fork.
+            self._inherited.append(self._fs)
             self._fs, self._process = self._make(), os.getpid()
         return self._fs
 
+    @property
+    def address(self) -> str:
+        """The root, and the server if it is not the usual one; without credentials."""
+        endpoint = getattr(self._fs, "endpoint_url", None)
+        return f"{self.url} at {public_url(endpoint)}" if isinstance(endpoint, str) else self.url
+
     def check_exclusive(self) -> None:
         if self._create is None:
-            raise UnsupportedError(
-                "this back end has no exclusive create that is known to be safe, so two writers could both "
-                "publish one version; publish to a local path, S3, GCS or Azure instead",
-                kind="store-unsupported",
-                where=self.url,
-            )
+            raise UnsupportedError(_UNSUPPORTED, kind="store-unsupported", where=self.url)
+
+    def probe_exclusive(self, existing: str | None = None) -> None:
+        self.check_exclusive()
+        if existing is not None:
+            data = self.read(existing)
+            # If it was removed in between, the first one creates it; the second one settles it.
+            if self._creates(existing, data) and self._creates(existing, data):
+                raise self._not_exclusive()
+            return
+        first, second = secrets.token_bytes(16), secrets.token_bytes(16)
+        key = probe_key(first)
+        try:
+            self.create(key, first)
+            if self._creates(key, second) or self.read(key) != first:
+                raise self._not_exclusive()
+        finally:
+            guarded(key, partial(self.delete, [key]))
+
+    def _creates(self, key: str, data: bytes) -> bool:
+        """Whether a create succeeds, lost replies apart."""
+        try:
+            self._again(lambda: self.put_if_absent(key, data))
+        except AlreadyExists:
+            return False
+        return True
+
+    def _not_exclusive(self) -> UnsupportedError:
+        return UnsupportedError(_NOT_EXCLUSIVE, kind="create-not-exclusive", where=self.address)
 
     def read_range(self, key: str, start: int, stop: int) -> Buffer:
-        data: Buffer = self._once(key, lambda path: self.fs.cat_file(path, start=start, end=stop))
+        data: bytes = self._once(key, lambda path: self._cat(path, start=start, end=stop))
         return data
 
     def read_all(self, key: str) -> bytes:
@@ -146,17 +195,25 @@ class FsspecStore(Store):
         self.check_exclusive()
         create = self._create
         assert create is not None
+        content = bytes(data)
+        if len(content) > _CREATE_BYTES:
+            raise StoreError(
+                "too large to be created by one request",
+                kind="object-too-large",
+                where=key,
+                expected=f"at most {_CREATE_BYTES} bytes",
+                found=len(content),
+            )
         self._make_folder(key)
-        # Not repeated here: after a lost reply a second try would meet its own object. The caller settles
-        # that by reading back.
-        self._once(key, lambda path: create(self.fs, path, bytes(data)))
+        # A busy server has certainly not created it; after a lost reply a second try could meet its own object.
+        self._again(lambda: self._once(key, lambda path: create(self.fs, path, content)), _BUSY)
 
     def open_sink(self, key: str) -> Sink:
         self._make_folder(key)
         file = self._again(lambda: self._once(key, lambda path: self.fs.open(path, "wb")))
         return _FsspecSink(self, key, file)
 
-    def list(self, folder: str) -> Iterator[str]:
+    def list(self, folder: str, *, after: str | None = None) -> Iterator[str]:
         try:
             entries = self._again(lambda: self._once(folder, lambda path: self.fs.ls(path, detail=True)))
         except NotFoundError:
@@ -164,7 +221,8 @@ class FsspecStore(Store):
         paths = [entry["name"].split("/") for entry in entries if entry["type"] == "file"]
         # A file system may answer for a file of the folder's name with that file.
         inside = folder.split("/")
-        yield from sorted(f"{folder}/{path[-1]}" for path in paths if path[-1 - len(inside) : -1] == inside)
+        keys = sorted(f"{folder}/{path[-1]}" for path in paths if path[-1 - len(inside) : -1] == inside)
+        yield from behind(after, keys)
 
     def entries(self, folder: str) -> Iterator[Entry]:
         try:
@@ -197,6 +255,15 @@ class FsspecStore(Store):
             with suppress(NotFoundError):
                 self._again(remove)
 
+    def _cat(self, path: str, **bounds: int) -> bytes:
+        """Bytes of a file; none where servers refuse a range outside of it."""
+        try:
+            return bytes(self.fs.cat_file(path, **bounds))
+        except OSError as error:
+            if _NO_SUCH_RANGE in statuses(error):
+                return b""
+            raise
+
     def _path(self, key: str) -> str:
         return f"{self.root}/{check_name(key, where=self.url)}"
 
@@ -221,9 +288,17 @@ class _FsspecSink:
 
     def write(self, data: Buffer) -> None:
         try:
-            self._file.write(data)
+            written = self._file.write(data)
         except Exception as error:
             raise translated(error, self._key) from error
+        if isinstance(written, int) and written != memoryview(data).nbytes:
+            raise StoreError(
+                "storage took only a part of what it was given",
+                kind="store-failed",
+                where=self._key,
+                expected=memoryview(data).nbytes,
+                found=written,
+            )
 
     def close(self) -> None:
         try:
@@ -243,51 +318,3 @@ class _FsspecSink:
         else:
             self._file.close()
         self._store.delete([self._key])
-
-
-def translated(error: Exception, key: str) -> DeltafmtError:
-    """A back end's error as one of ours.
-
-    Its text may hold URLs with credentials and is left to the cause.
-    """
-    if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)):
-        return NotFoundError("no such object", kind="object-missing", where=key)
-    causes = list(_causes(error))
-    if any(isinstance(cause, FileExistsError) or _status(cause) in _CONFLICT_STATUS for cause in causes):
-        return AlreadyExists("object exists already", kind="already-exists", where=key)
-    passing = any(
-        isinstance(cause, _TRANSIENT)
-        or _status(cause) in _TRANSIENT_STATUS
-        or any(base.__name__ in _TRANSIENT_NAMES for base in type(cause).__mro__)
-        for cause in causes
-    )
-    kind = "store-unreachable" if passing else "store-failed"
-    return StoreError(f"storage failed ({type(error).__name__})", kind=kind, where=key)
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _status(error: BaseException) -> int | None:
-    """The HTTP status in an error of botocore, aiohttp, google-auth or azure-core."""
-    response = getattr(error, "response", None)
-    if isinstance(response, dict):
-        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    else:
-        status = getattr(error, "status", None) or getattr(error, "status_code", None)
-        status = status or getattr(error, "code", None)
-    return status if isinstance(status, int) else None
-
-
-def public_url(url: str) -> str:
-    """The URL without user names, passwords and queries, in every link of a chain."""
-    return "::".join(_public_link(link) for link in url.split("::"))
-
-
-def _public_link(url: str) -> str:
-    head, separator, rest = url.partition("://")
-    authority, slash, path = rest.partition("/")
-    return f"{head}{separator}{authority.rpartition('@')[2]}{slash}{path.partition('?')[0]}"

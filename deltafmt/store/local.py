@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from deltafmt.errors import NotFoundError, StoreError, UnsupportedError
 from deltafmt.format.keys import check_name
-from deltafmt.store.base import AlreadyExists, Buffer, Entry, Sink, Store, guarded
+from deltafmt.store.base import AlreadyExists, Buffer, Entry, Sink, Store, behind, guarded
 
 _PRIVATE = "."
 """Names that begin so are work in progress, never objects."""
@@ -106,7 +106,7 @@ class LocalStore(Store):
             path = self._path(key)
             return _in_folder(path.parent, lambda: _FileSink(key, path))
 
-    def list(self, folder: str) -> Iterator[str]:
+    def list(self, folder: str, *, after: str | None = None) -> Iterator[str]:
         with _errors(folder):
             path = self._path(folder)
             try:
@@ -114,8 +114,7 @@ class LocalStore(Store):
                     names = [entry.name for entry in entries if _is_object(entry)]
             except (FileNotFoundError, NotADirectoryError):
                 return
-        for name in sorted(names):
-            yield f"{folder}/{name}"
+        yield from behind(after, (f"{folder}/{name}" for name in sorted(names)))
 
     def entries(self, folder: str) -> Iterator[Entry]:
         with _errors(folder):

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from deltafmt.errors import NotFoundError
 from deltafmt.format.keys import check_name
-from deltafmt.store.base import AlreadyExists, Buffer, Entry, Sink, Store
+from deltafmt.store.base import AlreadyExists, Buffer, Entry, Sink, Store, behind
 
 
 class MemoryStore(Store):
@@ -63,9 +63,10 @@ class MemoryStore(Store):
         check_name(key, where=self.url)
         return _MemorySink(self, key)
 
-    def list(self, folder: str) -> Iterator[str]:
+    def list(self, folder: str, *, after: str | None = None) -> Iterator[str]:
         start = len(folder) + 1
-        yield from (entry.key for entry in self.entries(folder) if "/" not in entry.key[start:])
+        keys = (entry.key for entry in self.entries(folder) if "/" not in entry.key[start:])
+        yield from behind(after, keys)
 
     def entries(self, folder: str) -> Iterator[Entry]:
         prefix = f"{check_name(folder, where=self.url)}/"

@@ -144,8 +144,8 @@ class FaultyStore(Store):
         inner = self.call(Call("open_sink", key), lambda: self.inner.open_sink(key))
         return _FaultySink(self, key, inner)  # type: ignore[arg-type]
 
-    def list(self, folder: str) -> Iterator[str]:
-        yield from self.call(Call("list", folder), lambda: list(self.inner.list(folder)))  # type: ignore[misc]
+    def list(self, folder: str, *, after: str | None = None) -> Iterator[str]:
+        yield from self.call(Call("list", folder), lambda: list(self.inner.list(folder, after=after)))  # type: ignore[misc]
 
     def entries(self, folder: str) -> Iterator[Entry]:
         yield from self.call(Call("entries", folder), lambda: list(self.inner.entries(folder)))  # type: ignore[misc]
@@ -163,6 +163,9 @@ class FaultyStore(Store):
 
     def check_exclusive(self) -> None:
         self.inner.check_exclusive()
+
+    def probe_exclusive(self, existing: str | None = None) -> None:
+        self.inner.probe_exclusive(existing)
 
 
 class _FaultySink:

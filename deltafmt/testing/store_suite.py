@@ -144,6 +144,21 @@ class StoreSuite:
         assert store.read("versions/1") == b"mine"
         store.check_exclusive()
 
+    def test_a_probe_accepts_it_and_leaves_nothing(self, store: Store) -> None:
+        store.put("files/a", b"as it was")
+        store.probe_exclusive()
+        store.probe_exclusive("files/a")
+        assert store.read("files/a") == b"as it was"
+        assert list(store.list("probes")) == []
+
+    def test_a_create_that_met_its_own_object_succeeded(self, store: Store) -> None:
+        store.put_if_absent("versions/1", b"mine, of an earlier try")
+        store.create("versions/1", b"mine, of an earlier try")
+        store.create("versions/2", b"mine")
+        with pytest.raises(AlreadyExists):
+            store.create("versions/2", b"another one's")
+        assert store.read("versions/2") == b"mine"
+
     def test_of_racing_creates_one_wins(self, store: Store) -> None:
         for round_ in range(10):
             key, barrier = f"versions/{round_}", threading.Barrier(4)
@@ -183,8 +198,20 @@ class StoreSuite:
         empty.close()
         assert store.size("data/1/b") == 0
 
+    def test_a_large_object_goes_through_a_sink(self, store: Store) -> None:
+        """Larger than any one request: drivers send it in parts."""
+        sink = store.open_sink("data/1/a")
+        pieces = [bytes([number]) * (3 << 20) for number in range(8)]
+        for piece in pieces:
+            sink.write(piece)
+        sink.close()
+        assert store.size("data/1/a") == 24 << 20
+        middle = (3 << 20) - 2
+        wanted = [Range("data/1/a", middle, middle + 4), Range("data/1/a", (24 << 20) - 1, 24 << 20)]
+        assert [bytes(view) for view in store.read_ranges(wanted)] == [b"\0\0\1\1", b"\7"]
+
     def test_an_aborted_sink_leaves_no_object(self, store: Store) -> None:
-        for size in (0, 3, 3 << 20):
+        for size in (0, 3, 3 << 20, 20 << 20):
             sink = store.open_sink("data/1/a")
             sink.write(bytes(size))
             sink.abort()
@@ -199,6 +226,15 @@ class StoreSuite:
         assert list(store.list("versions/deep")) == ["versions/deep/c"]
         assert list(store.list("nowhere")) == []
         assert list(store.list("files/e")) == [], "an object is no folder"
+
+    def test_a_listing_begins_behind_a_key(self, store: Store) -> None:
+        keys = [f"versions/{number:03d}" for number in range(0, 20, 2)]
+        for key in keys:
+            store.put(key, b"1")
+        for after, count in (("versions/000", 9), ("versions/007", 6), ("versions/018", 0)):
+            assert list(store.list("versions", after=after)) == keys[10 - count :]
+        assert list(store.list("versions", after=None)) == keys
+        assert list(store.list("nowhere", after="nowhere/1")) == []
 
     def test_a_listing_is_never_old(self, store: Store) -> None:
         for number in range(3):

@@ -14,7 +14,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from deltafmt import StoreError, UnsupportedError
 from deltafmt.errors import DeltafmtError
 from deltafmt.store import AlreadyExists, MemoryStore, Range, open_store, register_protocol
-from deltafmt.store.fsspec import FsspecStore, public_url, translated
+from deltafmt.store.fsspec import FsspecStore
+from deltafmt.store.translate import public_url, translated
 from deltafmt.testing.fsspec_stores import fsspec_store, locked_create
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from deltafmt.store import LocalStore, MemoryStore, Store, open_store
 from deltafmt.testing.fsspec_stores import fsspec_store
+from deltafmt.testing.servers import MotoServer, SeaweedServer
 from deltafmt.testing.store_suite import StoreSuite
 
 
@@ -40,3 +41,15 @@ class TestFileUrl(StoreSuite):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:
         return open_store(f"file://{tmp_path}/a folder")
+
+
+class TestSeaweed(StoreSuite):
+    @pytest.fixture
+    def store(self, seaweed: SeaweedServer) -> Store:
+        return open_store(seaweed.url(), seaweed.storage_options)
+
+
+class TestMoto(StoreSuite):
+    @pytest.fixture
+    def store(self, moto: MotoServer) -> Store:
+        return open_store(moto.url(), moto.storage_options)
