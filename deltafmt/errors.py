@@ -121,6 +121,7 @@ REASONS: dict[str, str] = {
     "object-missing": "an object that is not in the store",
     "already-exists": "an exclusive create of an object that exists",
     "short-read": "storage returned fewer or more bytes than asked for, twice",
+    "short-write": "an object in storage that holds another number of bytes than were written",
     "store-failed": "storage refused or failed",
     "store-unreachable": "storage cannot be reached, after several tries",
     "store-busy": "storage was busy with other requests for the same object, at several tries",

@@ -22,7 +22,8 @@ UPLOADS = 4
 """Parts of one upload that are under way at once."""
 _PARTS_PER_SIZE = 1000
 """After so many parts they double in size, so that 10,000 of them hold the largest object there can be."""
-_DELETED_AT_ONCE = 1000
+_PAGE = 1000
+"""Keys that are listed or deleted by one request."""
 _BODY_BYTES = 1 << 20
 _CONFIG = {
     "connect_timeout": 5,
@@ -99,7 +100,7 @@ class S3Store(FsspecStore):
         prefix = f"{name}/"
         options = {} if after is None else {"StartAfter": self._place(after)[1]}
         for page in self._pages(
-            "list_objects_v2", folder, Bucket=bucket, Prefix=prefix, Delimiter="/", **options
+            "list_objects_v2", folder, Bucket=bucket, Prefix=prefix, MaxKeys=_PAGE, Delimiter="/", **options
         ):
             for item in page.get("Contents", ()):
                 if name := item["Key"].removeprefix(prefix):
@@ -108,7 +109,7 @@ class S3Store(FsspecStore):
     def entries(self, folder: str) -> Iterator[Entry]:
         bucket, name = self._place(folder)
         prefix = f"{name}/"
-        for page in self._pages("list_objects_v2", folder, Bucket=bucket, Prefix=prefix):
+        for page in self._pages("list_objects_v2", folder, Bucket=bucket, Prefix=prefix, MaxKeys=_PAGE):
             for item in page.get("Contents", ()):
                 if name := item["Key"].removeprefix(prefix):
                     yield Entry(f"{folder}/{name}", item["Size"], item["LastModified"].timestamp())
@@ -130,7 +131,7 @@ class S3Store(FsspecStore):
 
     def delete(self, keys: Iterable[str]) -> None:
         remaining = iter(keys)
-        while some := tuple(islice(remaining, _DELETED_AT_ONCE)):
+        while some := tuple(islice(remaining, _PAGE)):
             self._again(partial(self._delete_once, some))
 
     def request(self, key: str, method: str, body: bytes | None = None, **arguments: Any) -> Any:

@@ -61,14 +61,25 @@ def create_root(store: Store, schema: Schema) -> LineageRecord:
     if store.exists(keys.LINEAGE):
         raise _exists(store)
     check_count(len(schema))
+    store.probe_exclusive()
     digest = digest_of_schema(schema)
     put_once(store, keys.schema_key(digest), _readable(emit_schema(schema)))
     record = LineageRecord(lineage=secrets.token_bytes(16), created=now_ms(), schema=digest)
     try:
-        store.put_if_absent(keys.LINEAGE, emit_lineage(record))
+        store.create(keys.LINEAGE, emit_lineage(record))
     except AlreadyExists as error:
         raise _exists(store) from error
     return record
+
+
+def prove_exclusive(store: Store) -> None:
+    """Raise `UnsupportedError` for storage in which two writers could both publish one version.
+
+    Where there is a lineage, its descriptor is created once more, which must fail.
+    """
+    store.check_exclusive()
+    with contextlib.suppress(NotFoundError):
+        store.probe_exclusive(keys.LINEAGE)
 
 
 def _exists(store: Store) -> CommitConflictError:
@@ -134,22 +145,38 @@ def commit(store: Store, stored: Stored, data: bytes) -> Outcome:
 
     A reply that was lost is settled by reading back and comparing the attempt. After any exception the
     outcome is open (a request may still be under way): keep the shards, and `settle` later. The exception
-    is `CommitUnknownError` where the storage could not be read either.
+    is `CommitUnknownError` where the storage could not be read either, and `StoreError` (`short-write`),
+    before anything is created, for a shard that has not arrived whole.
     """
+    check_shards(store, stored.manifest)
     for attempt in range(1, _CREATE_ATTEMPTS + 1):
         try:
             store.put_if_absent(stored.key, data)
-        except AlreadyExists:
-            return settle(store, stored.manifest)
         except StoreError as error:
+            # That something is there may have been said of a request that then failed, ours or another's.
             outcome = settle(store, stored.manifest, cause=error)
             if outcome is not Outcome.ABSENT:
                 return outcome
             if attempt == _CREATE_ATTEMPTS:
                 raise
+            time.sleep(store.pause(attempt))
         else:
             return Outcome.OURS
     raise AssertionError
+
+
+def check_shards(store: Store, manifest: Manifest) -> None:
+    """Raise `StoreError` (`short-write`) unless all shards lie in the store at their full lengths."""
+    for key, size in zip(manifest.shard_keys, manifest.shards.size.tolist(), strict=True):
+        found = store.size(key)
+        if found != size:
+            raise StoreError(
+                "storage holds another number of bytes than were written; publish again",
+                kind="short-write",
+                where=key,
+                expected=size,
+                found=found,
+            )
 
 
 def settle(store: Store, manifest: Manifest, *, cause: BaseException | None = None) -> Outcome:

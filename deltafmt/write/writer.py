@@ -39,6 +39,7 @@ from deltafmt.write.commit import (
     conflict,
     create_root,
     drop,
+    prove_exclusive,
     put_cut,
     put_files,
     sealed,
@@ -108,7 +109,7 @@ class Writer:
         self._detector = detector or SnapshotDetector()
         self._history = History(open_store(url, storage_options))
         self._store = self._history.store
-        self._store.check_exclusive()
+        prove_exclusive(self._store)
         newest = self._history.latest()
         self._next = 0 if newest is None else newest + 1
         self._base: Base | None = None
