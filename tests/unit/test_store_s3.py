@@ -163,7 +163,7 @@ class Refuses:
 def answer(status: int, code: str) -> Exception:
     """What s3fs makes of an error that a server answers with."""
     cause = botocore.exceptions.ClientError(
-        {"Error": {"Code": code, "Message": "m"}, "ResponseMetadata": {"HTTPStatusCode": status}},  # type: ignore[typeddict-item]
+        {"Error": {"Code": code, "Message": "m"}, "ResponseMetadata": {"HTTPStatusCode": status}},
         "PutObject",
     )
     error = OSError(5, "m")
