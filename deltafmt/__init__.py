@@ -24,10 +24,12 @@ if TYPE_CHECKING:
         UnsupportedError,
         VersionGoneError,
     )
+    from deltafmt.format.signing import HmacKey, SigningKey, VerifyKey, load_key
     from deltafmt.geometry import Box
     from deltafmt.layout import Layout, Placement
     from deltafmt.layout_builder import LayoutBuilder
     from deltafmt.lineage import Lineage, create, open  # noqa: A004 (the word everybody expects)
+    from deltafmt.read.options import ReadOptions
     from deltafmt.read.receiver import Receiver
     from deltafmt.schema import Schema, TensorSpec
     from deltafmt.write.detect import SnapshotDetector
@@ -52,10 +54,12 @@ _HOMES = {
         "UnsupportedError",
         "VersionGoneError",
     ),
+    "format.signing": ("HmacKey", "SigningKey", "VerifyKey", "load_key"),
     "geometry": ("Box",),
     "layout": ("Layout", "Placement"),
     "layout_builder": ("LayoutBuilder",),
     "lineage": ("Lineage", "create", "open"),
+    "read.options": ("ReadOptions",),
     "read.receiver": ("Receiver",),
     "schema": ("Schema", "TensorSpec"),
     "write.detect": ("SnapshotDetector",),
@@ -72,6 +76,7 @@ __all__ = [
     "CommitUnknownError",
     "DeltafmtError",
     "FormatError",
+    "HmacKey",
     "IncompleteError",
     "Layout",
     "LayoutBuilder",
@@ -80,17 +85,21 @@ __all__ = [
     "NotFoundError",
     "PendingVersion",
     "Placement",
+    "ReadOptions",
     "Receiver",
     "Schema",
     "SchemaError",
+    "SigningKey",
     "SnapshotDetector",
     "StoreError",
     "TensorSpec",
     "UnsupportedError",
+    "VerifyKey",
     "VersionGoneError",
     "Writer",
     "WriterOptions",
     "create",
+    "load_key",
     "open",
 ]
 

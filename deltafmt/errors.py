@@ -54,6 +54,11 @@ REASONS: dict[str, str] = {
     "digest-mismatch": "content that differs from the digest that names it",
     "index-range": "an index that points outside its table",
     "key-unsafe": "a name that leaves its root, or holds bytes that no name may hold",
+    "signature-missing": "an object without the signature, or the digests of its chunks, that the reader demands",
+    "signature-untrusted": "a signature by a key that the reader was not told to trust",
+    "signature-wrong": "a signature that the object's bytes do not have by the key that it names",
+    "signature-place": "a signature that is not the last entry of its body",
+    "key-unfit": "a key that cannot do what it is given for",
     "target-digest": "a further way without its target's digest, or a version with one",
     "footer-offset": "a trailer that points outside its shard",
     # tilings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from deltafmt.changes import CHANGES, name_column, tensor_changes
 from deltafmt.errors import NotFoundError
 from deltafmt.export import FILE_BYTES, export_version, side_files
 from deltafmt.format.records import Manifest
+from deltafmt.format.signing import Signer, Verifier, check_signer
 from deltafmt.read.history import History
 from deltafmt.read.materialize import allocate, follow, materialize
 from deltafmt.schema import Schema
@@ -57,9 +58,21 @@ def create(url: str, schema: Schema, *, storage_options: Mapping[str, Any] | Non
     return Lineage(History(store))
 
 
-def open(url: str, *, storage_options: Mapping[str, Any] | None = None) -> Lineage:  # noqa: A001 (the word everybody expects)
-    """Open the lineage of a root; `NotFoundError` (`lineage-missing`) if there is none."""
-    lineage = Lineage(History(open_store(url, storage_options)))
+def open(  # noqa: A001 (the word everybody expects)
+    url: str,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    trust: Sequence[Verifier] = (),
+    sign_with: Signer | None = None,
+) -> Lineage:
+    """Open the lineage of a root; `NotFoundError` (`lineage-missing`) if there is none.
+
+    With keys to `trust`, only manifests signed with one of them are taken. Ways that are added are signed
+    with `sign_with`.
+    """
+    if sign_with is not None:
+        check_signer(sign_with)
+    lineage = Lineage(History(open_store(url, storage_options), trust=trust), sign_with=sign_with)
     lineage.history.descriptor  # noqa: B018 (fails here rather than at the first use)
     return lineage
 
@@ -67,8 +80,9 @@ def open(url: str, *, storage_options: Mapping[str, Any] | None = None) -> Linea
 class Lineage:
     """A live handle on a lineage: every call sees what has been committed by then."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, *, sign_with: Signer | None = None) -> None:
         self.history = history
+        self.sign_with = sign_with
 
     def __repr__(self) -> str:
         return f"Lineage({self.url!r})"
@@ -227,7 +241,7 @@ class Lineage:
         schema = self.schema(number)
         tensors = allocate(schema)
         materialize(self.history, number, tensors)
-        add_anchor_way(self.history, number, tensors)
+        add_anchor_way(self.history, number, tensors, sign_with=self.sign_with)
 
     def _version(self, version: int | None) -> int:
         if version is not None:

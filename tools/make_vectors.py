@@ -39,6 +39,7 @@ from deltafmt.format.objects import (
     emit_manifest,
     emit_schema,
     emit_tiling,
+    parse_manifest,
 )
 from deltafmt.format.records import (
     ChunkTable,
@@ -51,6 +52,7 @@ from deltafmt.format.records import (
     ShardTable,
 )
 from deltafmt.format.shard import shard_tail
+from deltafmt.format.signing import HmacKey
 from deltafmt.geometry import Box
 from deltafmt.kernels.digest import digest_run, zero
 from deltafmt.kernels.positions import block_starts, encode_positions, pack_counts
@@ -515,6 +517,29 @@ def side_files() -> Root:
     return root
 
 
+def signed() -> Root:
+    """A delta signed with a secret of the bytes 0 to 31."""
+    root = history(ONE, Coding())
+    for version in (0, 1):
+        key = keys.version_key(version)
+        manifest = parse_manifest(root.objects[key], way=False, where=key)
+        if version:
+            manifest = replace(manifest, base_digest=blake2b(root.objects[keys.version_key(0)]))
+        root.objects[key] = emit_manifest(
+            replace(manifest, chunk_digests=b"".join(chunk_digests(root, manifest))),
+            HmacKey(bytes(range(32))),
+        )
+    return root
+
+
+def chunk_digests(root: Root, manifest: Manifest) -> list[bytes]:
+    counts = manifest.chunks.columns.astype(np.int64)
+    sizes = np.add.reduceat(manifest.columns.stored, np.cumsum(counts) - counts)
+    shards = [root.objects[key] for key in manifest.shard_keys]
+    places = zip(manifest.chunks.shard.tolist(), manifest.chunks.offset.tolist(), sizes.tolist(), strict=True)
+    return [blake2b(shards[shard][offset : offset + size]) for shard, offset, size in places]
+
+
 def nothing_changed() -> Root:
     root = history(ONE)
     root.add(1, ONE, root.contents[0], base=0)
@@ -543,6 +568,7 @@ GOOD: dict[str, tuple[str, Callable[[], Root]]] = {
     "further-ways": ("an anchor and a longer delta as further ways", further_ways),
     "two-writers": ("shards of two writers", two_writers),
     "side-files": ("side files beside the weights", side_files),
+    "signed": ("manifests signed by HMAC-SHA256 with the secret 00 01 .. 1f, chunk digests included", signed),
     "nothing-changed": ("a delta without chunks", nothing_changed),
     "unknown-keys": ("optional keys of a later revision", unknown_keys),
 }
@@ -760,6 +786,8 @@ def _tables() -> dict[str, Bad]:
         "zstd-cut": bad_body("zstd-corrupt", "a frame that is cut", version, lambda b: b["tensors"].update(digest0=[1, 8, zstd_frame(bytes(8))[:-1]])),
         "table-bomb": bad_schema("table-too-large", "names of 1 GiB announced", lambda b: b.update(names=[1, 1 << 30, bomb])),
         "table-bomb-small": bad_schema("table-too-large", "names of 16 MiB in a small object", lambda b: b.update(names=[1, 1 << 24, zstd_frame(bytes(1 << 24))])),
+        "signature": bad_body("field-type", "a signature that is no list of three", version, lambda b: b.update(signature=["hmac-sha256", bytes(8)])),
+        "signature-empty": bad_body("field-type", "a signature of no bytes", version, lambda b: b.update(signature=["hmac-sha256", bytes(8), b""])),
         "file-name": bad_body("key-unsafe", "a side file outside the root", version, lambda b: b.update(files={"../x": [bytes(32), 1]})),
         "file-absolute": bad_body("key-unsafe", "a side file with an absolute name", version, lambda b: b.update(files={"/etc/passwd": [bytes(32), 1]})),
         "file-escape": bad_body("key-unsafe", "a side file with a percent escape", version, lambda b: b.update(files={"%2e%2e/x": [bytes(32), 1]})),
@@ -886,6 +914,7 @@ def _manifests() -> dict[str, Bad]:
         "column-stored": bad_manifest("column-length", "a stored length of zero", lambda m: table_with(m, "columns", stored=[0, *m.columns.stored[1:]])),
         "column-stored-much": bad_manifest("column-length", "much more stored than decoded", lambda m: table_with(m, "columns", codec=[1, *m.columns.codec[1:]], stored=[m.columns.raw[0] + np.uint64(5000), *m.columns.stored[1:]])),
         "column-raw": bad_manifest("column-length", "a raw column of another length", lambda m: table_with(m, "columns", codec=[0, *m.columns.codec[1:]], raw=[m.columns.stored[0] + np.uint64(1), *m.columns.raw[1:]])),
+        "chunk-digests": bad_manifest("column-length", "digests of fewer chunks than there are", lambda m: replace(m, chunk_digests=bytes(31))),
         "digest-rows": bad_manifest("digest-rows", "no digest of the changed domain", lambda m: replace(m, domains=DomainTable.of_rows([]))),
         "digest-domain": bad_manifest("index-range", "a digest of an unknown domain", lambda m: table_with(m, "domains", domain=[8])),
         "base-known": bad_manifest("digest-rows", "an unknown base with a digest", lambda m: table_with(m, "domains", base_known=[0])),

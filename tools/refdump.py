@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import hmac
 import itertools
 import json
 import math
@@ -87,6 +88,9 @@ OBJECTS = {
     "floor": {"lineage": "bin16", "version": "int", "created": "int"},
     "lease": {"lineage": "bin16", "reader": "bin16", "start": "int", "seconds": "int", "created": "int"},
 }  # fmt: skip
+# Fields that a body may lack
+_SIGNED = {"chunk_digests": "bin", "signature": "signature"}
+OPTIONAL = {"version": _SIGNED, "way": _SIGNED}
 
 
 class BadObjectError(Exception):
@@ -285,6 +289,8 @@ def parse(data: bytes, kind: str, where: str) -> dict[str, Any]:
         place = f"{where}, field {name}"
         require(name in body, "field-missing", place)
         record[name] = field(body[name], wire, budget, place)
+    for name, wire in OPTIONAL.get(kind, {}).items():
+        record[name] = field(body[name], wire, budget, f"{where}, field {name}") if name in body else None
     return record
 
 
@@ -303,6 +309,8 @@ def field(value: Any, wire: str, budget: list[int], where: str) -> Any:
     good = {
         "int": is_int(value),
         "bool": isinstance(value, bool),
+        "bin": isinstance(value, bytes),
+        "signature": is_signature(value),
         "bin16": isinstance(value, bytes) and len(value) == 16,
         "bin32": isinstance(value, bytes) and len(value) == 32,
         "texts": isinstance(value, list) and all(isinstance(item, str) for item in value),
@@ -314,6 +322,11 @@ def field(value: Any, wire: str, budget: list[int], where: str) -> Any:
         for name in value:
             require(safe_name(name), "key-unsafe", where)
     return value
+
+
+def is_signature(value: Any) -> bool:
+    triple = isinstance(value, list) and [type(part) for part in value] == [str, bytes, bytes]
+    return triple and len(value[2]) > 0
 
 
 def is_file(name: Any, entry: Any) -> bool:
@@ -492,6 +505,8 @@ def check_manifest(
     chunks = rows_of(m["chunks"])
     check_chunks(chunks, domains, where)
     check_columns(m, where)
+    digests = m["chunk_digests"]
+    require(digests is None or len(digests) == 32 * len(chunks), "column-length", where)
     sizes = m["shards"]["size"].tolist()
     require(all(chunk["shard"] < len(sizes) for chunk in chunks), "index-range", where)
     spans = []
@@ -732,10 +747,10 @@ State = dict[tuple[str, str, tuple[int, ...]], Any]
 
 
 class Root:
-    """A lineage in a local folder."""
+    """A lineage in a local folder; with `secret`, only what is signed with it is taken."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, secret: bytes | None = None) -> None:
+        self.path, self.secret = path, secret
         self.lineage = parse(self.read("lineage.dfm"), "lineage", "lineage.dfm")["lineage"]
 
     def read(self, key: str) -> bytes:
@@ -755,6 +770,8 @@ class Root:
 
     def manifest(self, key: str, version: int, kind: str) -> dict[str, Any]:
         m = parse(self.read(key), kind, key)
+        if self.secret is not None:
+            check_signature(self.read(key), m, self.secret, key)
         require((m["target_digest"] is None) == (kind == "version"), "target-digest", key)
         require(m["version"] == version, "version-mismatch", key)
         require(m["lineage"] == self.lineage, "lineage-mismatch", key)
@@ -841,12 +858,16 @@ class Root:
     ) -> None:
         where = f"version {m['version']}"
         taken: dict[int, set[int]] = {}
-        for chunk, columns in zip(rows_of(m["chunks"]), columns_by_chunk(m), strict=True):
+        for row, (chunk, columns) in enumerate(zip(rows_of(m["chunks"]), columns_by_chunk(m), strict=True)):
             domain = domains[chunk["domain"]]
             shard = self.read(self.shard_key(m, chunk["shard"]))
             require(len(shard) == int(m["shards"]["size"][chunk["shard"]]), "truncated", where)
             end = chunk["offset"] + sum(row["stored"] for row in columns)
-            positions, values = decode(chunk, columns, shard[chunk["offset"] : end], domain, where)
+            stored = shard[chunk["offset"] : end]
+            if self.secret is not None:
+                signed = m["chunk_digests"][32 * row : 32 * row + 32]
+                require(blake2b(stored) == signed, "digest-mismatch", where)
+            positions, values = decode(chunk, columns, stored, domain, where)
             seen = taken.setdefault(chunk["domain"], set())
             require(not seen & set(positions.tolist()), "position-twice", where)
             seen |= set(positions.tolist())
@@ -884,6 +905,20 @@ class Root:
             require(
                 found == (row["digest0"], row["digest1"]), "content-mismatch", f"{where}, {tensor['name']}"
             )
+
+
+def check_signature(data: bytes, m: dict[str, Any], secret: bytes, where: str) -> None:
+    """An HMAC-SHA256 by a shared secret, at the end of the object."""
+    require(m["signature"] is not None, "signature-missing", where)
+    require(m["chunk_digests"] is not None or not len(m["columns"]["column"]), "signature-missing", where)
+    algorithm, key_id, value = m["signature"]
+    material = hmac.digest(secret, b"deltafmt key id", "sha256")
+    own_id = hashlib.blake2b(b"hmac-sha256\0" + material, digest_size=8).digest()
+    require((algorithm, key_id) == ("hmac-sha256", own_id), "signature-untrusted", where)
+    entry = msgpack.packb("signature") + msgpack.packb([algorithm, key_id, value])
+    require(data.endswith(entry), "signature-place", where)
+    message = b"deltafmt manifest 1\0" + data[24 : -len(value)]
+    require(hmac.compare_digest(hmac.digest(secret, message, "sha256"), value), "signature-wrong", where)
 
 
 def domain_digest(tensors: list[Any], domain: Domain, state: dict[str, Any]) -> tuple[int, int]:
@@ -984,13 +1019,14 @@ def main() -> int:
     )
     parser.add_argument("--version", type=int, help="rebuild this version of the lineage in ROOT")
     parser.add_argument("--way", help="by this way only: a base's number, or 'anchor'")
+    parser.add_argument("--secret", type=bytes.fromhex, help="take only versions signed with it (hex)")
     parser.add_argument("--out", type=Path, help="write the tensors to this safetensors file")
     options = parser.parse_args()
     try:
         if options.version is None:
             result = dump(options.path)
         else:
-            result = rebuild(Root(options.path), options.version, options.way, options.out)
+            result = rebuild(Root(options.path, options.secret), options.version, options.way, options.out)
     except BadObjectError as error:
         print(json.dumps({"error": error.code, "where": error.where}))
         return 1

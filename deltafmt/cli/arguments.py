@@ -61,6 +61,45 @@ def add_meta(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_signing(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--sign-with",
+        metavar="FILE",
+        help="sign what is published: an Ed25519 private key in PEM, or a shared secret in hex digits",
+    )
+
+
+def key_of(path: str) -> Any:
+    """The key in a file."""
+    from deltafmt.format.signing import load_key
+
+    try:
+        return load_key(path)
+    except ValueError as error:
+        raise UsageError(
+            str(error), "make one: openssl genpkey -algorithm ed25519 -out key.pem, or openssl rand -hex 32"
+        ) from error
+
+
+def trusted_keys(options: argparse.Namespace) -> list[Any]:
+    """The keys with which versions must be signed; a private one stands for its public half."""
+    keys = [key_of(path) for path in options.trust]
+    return [getattr(key, "verifier", key) for key in keys]
+
+
+def writer_options(options: argparse.Namespace, **more: Any) -> Any:
+    """What the command line says of signing, as a writer's options."""
+    from deltafmt.write.options import WriterOptions
+
+    if options.trust and options.sign_with is None:
+        raise UsageError(
+            "what is published would not be signed, and readers who demand it stop there",
+            "sign it: --sign-with FILE",
+        )
+    sign_with = None if options.sign_with is None else key_of(options.sign_with)
+    return WriterOptions(sign_with=sign_with, trust=trusted_keys(options), **more)
+
+
 def pairs(texts: list[str], option: str) -> dict[str, Any]:
     """KEY=VALUE options as a dictionary; values that are JSON are read as JSON.
 
@@ -87,7 +126,13 @@ def open_lineage(options: argparse.Namespace) -> Lineage:
     """The lineage that the command line names."""
     import deltafmt
 
-    return deltafmt.open(options.url, storage_options=storage_options(options))
+    path = getattr(options, "sign_with", None)
+    return deltafmt.open(
+        options.url,
+        storage_options=storage_options(options),
+        trust=trusted_keys(options),
+        sign_with=None if path is None else key_of(path),
+    )
 
 
 def resolve_version(lineage: Lineage, version: int | str) -> int:

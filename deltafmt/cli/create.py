@@ -6,7 +6,16 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from deltafmt.cli.arguments import Verbs, add_meta, add_url, add_verb, pairs, storage_options
+from deltafmt.cli.arguments import (
+    Verbs,
+    add_meta,
+    add_signing,
+    add_url,
+    add_verb,
+    pairs,
+    storage_options,
+    writer_options,
+)
 from deltafmt.cli.failures import FINE
 from deltafmt.cli.output import Output, bytes_text
 
@@ -27,6 +36,7 @@ def add(verbs: Verbs, common: argparse.ArgumentParser) -> None:
     source.add_argument("--schema", type=Path, metavar="DIR", help="take only the schema of this checkpoint")
     parser.add_argument("--no-data", action="store_true", help="store digests only, not the weights")
     add_meta(parser)
+    add_signing(parser)
     parser.set_defaults(run=run)
 
 
@@ -39,7 +49,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     lineage = deltafmt.create(options.url, deltafmt.Schema.of(checkpoint.tensors), storage_options=given)
     version = None
     if options.source is not None:
-        writer = deltafmt.Writer(options.url, storage_options=given)
+        writer = deltafmt.Writer(options.url, options=writer_options(options), storage_options=given)
         with out.working(f"publishing {bytes_text(checkpoint.nbytes)}"):
             version = writer.publish_anchor(
                 checkpoint.tensors,

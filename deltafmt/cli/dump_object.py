@@ -131,6 +131,8 @@ def _fields(record: Any, limit: int | None) -> dict[str, Any]:
             result[name] = value.tolist() if limit is None else value[:limit].tolist()
         elif name == "files":
             result[name] = {file: {"digest": digest, "bytes": size} for file, (digest, size) in value.items()}
+        elif name == "signature" and value is not None:
+            result[name] = [value[0], value[1].hex(), value[2].hex()]
         else:
             result[name] = value.hex() if isinstance(value, bytes) else value
     return result

@@ -50,6 +50,9 @@ _ADVICE: tuple[tuple[type[DeltafmtError], int, str], ...] = (
 _ADVICE_BY_KIND = {
     "name-unknown": "`deltafmt show URL --tensors` lists the names",
     "lineage-exists": "publish to it: deltafmt publish URL DIR",
+    "signature-missing": "it was published without --sign-with; drop --trust to take it all the same",
+    "signature-untrusted": "give the public half of the key that it names with --trust",
+    "signature-wrong": "somebody changed it after it was signed, or it was signed by somebody else",
     "chain-broken": "`deltafmt verify URL` says what is missing; an anchor of a later version mends it",
 }
 """Advice where the reason says more than the class."""

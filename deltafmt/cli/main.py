@@ -52,6 +52,13 @@ def _common() -> argparse.ArgumentParser:
         default=[],
         help="an option for the storage's fsspec driver; VALUE may be JSON (may be given again)",
     )
+    common.add_argument(
+        "--trust",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="take only versions signed with this key: Ed25519 in PEM, or a secret in hex digits (may be given again)",
+    )
     return common
 
 

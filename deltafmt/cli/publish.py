@@ -5,7 +5,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from deltafmt.cli.arguments import Verbs, add_meta, add_url, add_verb, pairs, storage_options
+from deltafmt.cli.arguments import (
+    Verbs,
+    add_meta,
+    add_signing,
+    add_url,
+    add_verb,
+    open_lineage,
+    pairs,
+    storage_options,
+    writer_options,
+)
 from deltafmt.cli.create import render, summary
 from deltafmt.cli.failures import FINE
 from deltafmt.cli.output import Output, bytes_text
@@ -24,6 +34,7 @@ def add(verbs: Verbs, common: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", type=Path, metavar="DIR", help="safetensors directory or file")
     parser.add_argument("--anchor", action="store_true", help="store all bytes instead of what changed")
     add_meta(parser)
+    add_signing(parser)
     parser.set_defaults(run=run)
 
 
@@ -32,9 +43,9 @@ def run(options: argparse.Namespace, out: Output) -> int:
     from deltafmt.cli.checkpoint import read_checkpoint
 
     given = storage_options(options)
-    lineage = deltafmt.open(options.url, storage_options=given)
+    lineage = open_lineage(options)
     checkpoint = read_checkpoint(options.directory)
-    writer = deltafmt.Writer(options.url, storage_options=given)
+    writer = deltafmt.Writer(options.url, options=writer_options(options), storage_options=given)
     # The first version of a lineage has no base to differ from.
     anchor = options.anchor or lineage.latest() is None
     publish = writer.publish_anchor if anchor else writer.publish

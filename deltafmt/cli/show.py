@@ -40,7 +40,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     lineage = open_lineage(options)
     version = resolve_version(lineage, options.version)
     manifest, schema = lineage.manifest(version), lineage.schema(version)
-    (info,) = (info for info in lineage.log() if info.version == version)
+    info = lineage.info(version)
     owners = [schema.tensors[row] for row in schema.owners]
     result: dict[str, Any] = {
         "lineage": manifest.lineage.hex(),
@@ -51,6 +51,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         "meta": dict(info.meta),
         "ways": list(info.ways),
         "writers": manifest.writers,
+        "signature": _signature(manifest),
         "files": {name: size for name, (_, size) in manifest.files.items()},
         "tensors": len(schema),
         "elements": sum(spec.volume for spec in owners),
@@ -65,6 +66,14 @@ def run(options: argparse.Namespace, out: Output) -> int:
         result["tensor_list"] = _tensors(manifest, schema)
     out.give(result, _render)
     return FINE
+
+
+def _signature(manifest: Any) -> dict[str, str] | None:
+    """Which key it says it is signed with; nothing is verified here, `--trust` does that."""
+    if manifest.signature is None:
+        return None
+    algorithm, key_id, _ = manifest.signature
+    return {"algorithm": algorithm, "key_id": key_id.hex()}
 
 
 def _operations(manifest: Any) -> list[dict[str, Any]]:
@@ -126,6 +135,8 @@ def _render(data: dict[str, Any]) -> Iterator[str]:
     yield f"version {data['version']} of lineage {data['lineage']}"
     yield f"  base     {'none: an anchor' if data['base'] is None else data['base']}"
     yield f"  created  {time_text(data['created'])} by {data['writers']} writer(s)"
+    if data["signature"] is not None:
+        yield f"  signed   {data['signature']['algorithm']}, key {data['signature']['key_id']}"
     labels = {"step": data["step"]} | data["meta"] if data["step"] is not None else data["meta"]
     if labels:
         yield f"  labels   {', '.join(f'{key}={value}' for key, value in labels.items())}"

@@ -13,15 +13,16 @@ from deltafmt.format.codec import compress, decompress
 from deltafmt.format.constants import MAX_OBJECT_BYTES, RAW, table_limit
 from deltafmt.format.envelope import pack_map, seal, shown, unseal
 from deltafmt.format.keys import check_name
-from deltafmt.format.records import RECORDS, TABLES, Table, described
+from deltafmt.format.records import RECORDS, TABLES, Table, described, optional
+from deltafmt.format.signing import Signer
 
 
-def emit(record: Any, kind: str, *, decoded_bytes: int = 0) -> bytes:
+def emit(record: Any, kind: str, *, decoded_bytes: int = 0, signer: Signer | None = None) -> bytes:
     """The whole object of a record; `decoded_bytes` where a reader makes more of it than its raw columns."""
-    data = seal(_body(record, kind, compressed=True))
+    data = seal(_body(record, kind, compressed=True), signer)
     if max(_raw_bytes(record), decoded_bytes) > table_limit(len(data)):
         # Compressed so well that readers would take it for a bomb.
-        return seal(_body(record, kind, compressed=False))
+        return seal(_body(record, kind, compressed=False), signer)
     return data
 
 
@@ -35,7 +36,10 @@ def parse(data: bytes | memoryview, kind: str, *, where: object, limit: int = MA
     body = unseal(data, kind=kind, where=where, limit=limit)
     budget = _Budget(len(data))
     values = {}
+    may_lack = optional(RECORDS[kind])
     for name, wire, _ in described(RECORDS[kind]):
+        if name not in body and name in may_lack:
+            continue
         if name not in body:
             raise FormatError("field is missing", kind="field-missing", where=f"{where}, field `{name}`")
         values[name] = _parse_field(body[name], wire, budget, f"{where}, field `{name}`")
@@ -44,8 +48,11 @@ def parse(data: bytes | memoryview, kind: str, *, where: object, limit: int = MA
 
 def _body(record: Any, kind: str, *, compressed: bool) -> dict[str, Any]:
     body: dict[str, Any] = {"kind": kind, "required": []}
+    may_lack = optional(type(record))
     for name, wire, _ in described(type(record)):
-        body[name] = _emit_field(getattr(record, name), wire, compressed)
+        value = getattr(record, name)
+        if value is not None or name not in may_lack:
+            body[name] = _emit_field(value, wire, compressed)
     return body
 
 
@@ -113,6 +120,8 @@ def _parse_field(value: Any, wire: str, budget: _Budget, where: str) -> Any:
             expected=wire,
             found=shown(value),
         )
+    if wire == "signature":
+        return tuple(value)
     if wire == "files":
         return {check_name(name, where=where): (digest, size) for name, (digest, size) in value.items()}
     return value
@@ -156,6 +165,11 @@ def _is_int(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
+def _is_signature(value: Any) -> bool:
+    fits = isinstance(value, list) and [type(part) for part in value] == [str, bytes, bytes]
+    return fits and len(value[2]) > 0
+
+
 def _is_file(name: Any, entry: Any) -> bool:
     fits = isinstance(name, str) and isinstance(entry, list) and len(entry) == 2
     return fits and isinstance(entry[0], bytes) and len(entry[0]) == 32 and _is_int(entry[1])
@@ -164,9 +178,11 @@ def _is_file(name: Any, entry: Any) -> bool:
 _SCALARS: dict[str, Callable[[Any], bool]] = {
     "int": _is_int,
     "bool": lambda value: isinstance(value, bool),
+    "bin": lambda value: isinstance(value, bytes),
     "bin16": lambda value: isinstance(value, bytes) and len(value) == 16,
     "bin32": lambda value: isinstance(value, bytes) and len(value) == 32,
     "texts": lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
+    "signature": _is_signature,
     "map": lambda value: isinstance(value, dict) and all(isinstance(key, str) for key in value),
     "files": lambda value: isinstance(value, dict) and all(_is_file(k, v) for k, v in value.items()),
 }

@@ -8,6 +8,9 @@ from typing import Any, cast
 import crc32c as _crc32c
 import numpy.typing as npt
 
+DIGEST_BYTES = 32
+"""Bytes of a BLAKE2b-256."""
+
 Buffer = bytes | bytearray | memoryview | npt.NDArray[Any]
 
 
@@ -17,6 +20,9 @@ def crc32c(data: Buffer, value: int = 0) -> int:
     return _crc32c.crc32c(cast("bytes", data), value)
 
 
-def blake2b(data: Buffer) -> bytes:
-    """BLAKE2b-256 of `data`."""
-    return hashlib.blake2b(cast("bytes", data), digest_size=32).digest()
+def blake2b(*parts: Buffer) -> bytes:
+    """BLAKE2b-256 of the parts, one behind another."""
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for part in parts:
+        digest.update(cast("bytes", part))
+    return digest.digest()

@@ -18,6 +18,7 @@ from deltafmt.format.constants import (
     MAX_OBJECT_BYTES,
     OBJECT_MAGIC,
 )
+from deltafmt.format.signing import SIGNATURE, Signer, signed
 
 _HEADER = struct.Struct("<8sIQI")
 
@@ -30,8 +31,8 @@ _REFUSED = frozenset({0xC1, 0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8})
 
 
 def pack_map(body: dict[str, Any]) -> bytes:
-    """One msgpack map with its keys, at every depth, in the order of their UTF-8 bytes."""
-    return cast("bytes", msgpack.packb(_ordered(body), use_bin_type=True))
+    """One msgpack map with its keys, at every depth, in the order of their UTF-8 bytes; a signature is last."""
+    return cast("bytes", msgpack.packb(_body_ordered(body), use_bin_type=True))
 
 
 def stored_bytes(value: dict[str, Any]) -> int:
@@ -45,9 +46,12 @@ def stored_bytes(value: dict[str, Any]) -> int:
     return len(packed)
 
 
-def seal(body: dict[str, Any]) -> bytes:
-    """The whole object around a body; `FormatError` for one of more items than readers take."""
-    packed = pack_map(body)
+def seal(body: dict[str, Any], signer: Signer | None = None) -> bytes:
+    """The whole object around a body, signed if there is somebody to do so.
+
+    Raises `FormatError` for a body of more items than readers take.
+    """
+    packed = pack_map(body) if signer is None else signed(_body_ordered(body), signer)
     _count_items(memoryview(packed), "new object")
     checksum = crc32c(packed, crc32c(struct.pack("<IQ", FORMAT_VERSION, len(packed))))
     return _HEADER.pack(OBJECT_MAGIC, FORMAT_VERSION, len(packed), checksum) + packed
@@ -227,6 +231,13 @@ def _checked_body(body: object, kind: str | None, where: object) -> dict[str, An
             found=shown(body.get("kind")),
         )
     return body
+
+
+def _body_ordered(body: dict[str, Any]) -> dict[str, Any]:
+    ordered: dict[str, Any] = _ordered(body)
+    if SIGNATURE in ordered:
+        ordered[SIGNATURE] = ordered.pop(SIGNATURE)
+    return ordered
 
 
 def _ordered(value: Any) -> Any:

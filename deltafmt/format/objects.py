@@ -38,6 +38,7 @@ from deltafmt.format.records import (
     TensorTable,
     TilingRecord,
 )
+from deltafmt.format.signing import Signer
 from deltafmt.schema import Schema
 from deltafmt.schema_check import MAX_RANK
 from deltafmt.tiling import Tiling
@@ -53,8 +54,9 @@ def parse_lineage(data: Data, *, where: object) -> LineageRecord:
     return cast("LineageRecord", parse(data, "lineage", where=where))
 
 
-def emit_manifest(manifest: Manifest) -> bytes:
-    return emit(manifest, "way" if manifest.is_way else "version")
+def emit_manifest(manifest: Manifest, signer: Signer | None = None) -> bytes:
+    """The manifest as an object; a `signer` puts its signature in place of what the manifest has."""
+    return emit(manifest, "way" if manifest.is_way else "version", signer=signer)
 
 
 def parse_manifest(data: Data, *, way: bool, where: object, limit: int = MAX_OBJECT_BYTES) -> Manifest:

@@ -8,7 +8,7 @@ little-endian.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -189,7 +189,10 @@ class TilingRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """`versions/<version>.dfm` (kind `version`) or `ways/<version>/<base or anchor>.dfm` (kind `way`)."""
+    """`versions/<version>.dfm` (kind `version`) or `ways/<version>/<base or anchor>.dfm` (kind `way`).
+
+    A field with a default is optional: where it has that value, the body lacks it.
+    """
 
     lineage: bytes = _entry("bin16", "id of the lineage")
     version: int = _entry("int", "the version that the way leads to")
@@ -213,6 +216,12 @@ class Manifest:
     columns: ColumnTable = _entry("ColumnTable", "their columns")
     domains: DomainTable = _entry("DomainTable", "digests of domains")
     tensors: DigestTable = _entry("DigestTable", "digests of tensors")
+    chunk_digests: bytes | None = _entry(
+        "bin", "optional: BLAKE2b-256 of the stored bytes of each chunk, in their order", default=None
+    )
+    signature: tuple[str, bytes, bytes] | None = _entry(
+        "signature", "optional, and the last entry: [algorithm, key id, signature]", default=None
+    )
 
     @property
     def stored_bytes(self) -> int:
@@ -301,6 +310,9 @@ class Receipt:
     )
     moved: MovedTable = _entry("MovedTable", "what this rank's domains add to digests of tensors")
     replicas: ReplicaTable = _entry("ReplicaTable", "digests of all domains that this rank and others hold")
+    chunk_digests: bytes | None = _entry(
+        "bin", "optional, as in the manifest, for the chunks of this rank", default=None
+    )
 
 
 TABLES: dict[str, type[Table]] = {
@@ -329,6 +341,11 @@ RECORDS: dict[str, type[Any]] = {
     "lease": LeaseRecord,
 }
 """The record of each kind of metadata object."""
+
+
+def optional(record: type[Any]) -> frozenset[str]:
+    """Names of the fields that a body may lack; they then have their default."""
+    return frozenset(f.name for f in fields(record) if f.default is not MISSING)
 
 
 def described(record: type[Any]) -> list[tuple[str, str, str]]:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltafmt.errors import FormatError
+from deltafmt.format.checksum import DIGEST_BYTES
 from deltafmt.format.column_rules import check_column_table, check_columns_fit
 from deltafmt.format.constants import (
     DENSE,
@@ -32,6 +33,7 @@ def check_manifest(manifest: Manifest, schema: Schema, tiling: Tiling, *, where:
     _check_chunks(manifest.chunks, tiling, where)
     columns = f"{where}, columns"
     check_column_table(manifest.chunks, manifest.columns, where=columns)
+    _check_chunk_digests(manifest, where)
     _check_places(manifest, where)
     _check_domains(manifest.domains, len(tiling), where)
     if len(manifest.tensors) != len(schema):
@@ -140,6 +142,18 @@ def _check_domains(domains: DomainTable, count: int, where: object) -> None:
     unknown = domains.base_known == 0
     odd = (domains.base_known > 1) | (unknown & ((domains.base0 != 0) | (domains.base1 != 0)))
     _refuse(odd, "base digest that is neither given nor zero", "digest-rows", where)
+
+
+def _check_chunk_digests(manifest: Manifest, where: object) -> None:
+    found = manifest.chunk_digests
+    if found is not None and len(found) != DIGEST_BYTES * len(manifest.chunks):
+        raise FormatError(
+            "digests of another number of chunks",
+            kind="column-length",
+            where=where,
+            expected=DIGEST_BYTES * len(manifest.chunks),
+            found=len(found),
+        )
 
 
 def _check_untouched(manifest: Manifest, count: int, where: object) -> None:

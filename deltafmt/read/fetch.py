@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deltafmt.errors import ChecksumError
-from deltafmt.format.checksum import crc32c
+from deltafmt.format.checksum import blake2b, crc32c
 from deltafmt.format.chunk import ChunkHead, ColumnHead
 from deltafmt.format.constants import COLUMNS
 from deltafmt.read.plan import LinkPlan
@@ -23,14 +24,16 @@ class StagedChunk:
     where: str
 
 
-def fetch_chunks(store: Store, plan: LinkPlan) -> Iterator[StagedChunk]:
+def fetch_chunks(store: Store, plan: LinkPlan, *, digests: bool = False) -> Iterator[StagedChunk]:
     """The planned chunks in the plan's order, fetched a bounded amount ahead.
 
-    Raises `ChecksumError` for bytes that still differ from their CRC32C when read again.
+    Raises `ChecksumError` for bytes that still differ from their CRC32C when read again, or with `digests`
+    from the BLAKE2b-256 that their signed manifest gives.
     """
     ranges = plan.ranges
     fetched = store.read_ranges(ranges)
-    for (head, columns), wanted, data in zip(plan.heads(), ranges, fetched, strict=True):
+    expected = plan.chunk_digests if digests else itertools.repeat(None)
+    for (head, columns), wanted, data, digest in zip(plan.heads(), ranges, fetched, expected, strict=False):
         where = f"{wanted.key}, domain {head.domain}"
         bad = _first_bad(columns, data)
         if bad is not None:
@@ -38,6 +41,14 @@ def fetch_chunks(store: Store, plan: LinkPlan) -> Iterator[StagedChunk]:
             bad = _first_bad(columns, data)
         if bad is not None:
             raise _mismatch(columns, bad, wanted, where)
+        if digest is not None and blake2b(data) != digest:
+            raise ChecksumError(
+                "stored bytes are not those of the signed manifest",
+                kind="digest-mismatch",
+                where=where,
+                expected=digest.hex(),
+                found=blake2b(data).hex(),
+            )
         yield StagedChunk(head=head, columns=columns, data=data, where=where)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,6 +15,7 @@ from deltafmt.format.constants import MAX_OBJECT_BYTES
 from deltafmt.format.links import check_further_way
 from deltafmt.format.objects import parse_lineage, parse_manifest, parse_schema, parse_tiling
 from deltafmt.format.records import LineageRecord, Manifest
+from deltafmt.format.signing import Verifier, check_signature
 from deltafmt.format.validate import check_manifest
 from deltafmt.schema import Schema
 from deltafmt.store import Store
@@ -34,11 +36,14 @@ class Stored:
 class History:
     """The objects of one root, read lazily, checked on reading; never written.
 
-    May be used from several threads.
+    With keys to `trust`, manifests must be signed with one of them. May be used from several threads.
     """
 
-    def __init__(self, store: Store, *, object_bytes: int = MAX_OBJECT_BYTES) -> None:
+    def __init__(
+        self, store: Store, *, object_bytes: int = MAX_OBJECT_BYTES, trust: Sequence[Verifier] = ()
+    ) -> None:
         self.store = store
+        self.trust = tuple(trust)
         self._object_bytes = object_bytes
         self._manifests: OrderedDict[str, Stored] = OrderedDict()
         self._lock = threading.Lock()
@@ -150,6 +155,8 @@ class History:
                 "no such version", kind="version-missing", where=f"version {version} ({key})"
             ) from error
         manifest = parse_manifest(data, way=way, where=key, limit=self._object_bytes)
+        if self.trust:
+            check_signature(data, manifest.signature, self.trust, where=key)
         if manifest.version != version:
             raise FormatError(
                 "manifest of another version than its name says",

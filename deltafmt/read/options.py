@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from deltafmt.format.signing import Verifier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,9 +16,10 @@ class ReadOptions:
     `threads` decode and apply (default: the machine's cores, at most 8); `undo_bytes` is what the log of
     old bits may take before a step is made without one, in which case a failure leaves no known version;
     `audit_domains` is how many domains that changed are digested anew at each step, by turns, to find live
-    bits that have drifted (0: none).
+    bits that have drifted (0: none). With keys to `trust`, only versions signed with one of them are taken.
     """
 
     threads: int = min(8, os.cpu_count() or 1)
     undo_bytes: int = 4 << 30
     audit_domains: int = 1
+    trust: Sequence[Verifier] = ()

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from deltafmt.errors import ChecksumError
+from deltafmt.format.checksum import DIGEST_BYTES
 from deltafmt.format.chunk import ChunkHead, ColumnHead
 from deltafmt.format.constants import DENSE
 from deltafmt.format.records import Manifest
@@ -54,6 +56,19 @@ class LinkPlan:
         numbers = self.manifest.chunks.shard[self.rows].tolist()
         places = zip(numbers, self.starts.tolist(), self.stops.tolist(), strict=True)
         return [Range(shards[number], start, stop) for number, start, stop in places]
+
+    @property
+    def chunk_digests(self) -> list[bytes]:
+        """BLAKE2b-256 of each chunk's bytes; `ChecksumError` (`signature-missing`) if there are none."""
+        found = self.manifest.chunk_digests
+        if found is None and len(self.rows):
+            raise ChecksumError(
+                "digests of chunks are demanded, and the manifest has none",
+                kind="signature-missing",
+                where=f"version {self.manifest.version}",
+            )
+        starts = (DIGEST_BYTES * self.rows).tolist()
+        return [] if found is None else [found[start : start + DIGEST_BYTES] for start in starts]
 
     def heads(self) -> Iterator[tuple[ChunkHead, tuple[ColumnHead, ...]]]:
         """Chunk and column rows of each chunk, in order."""

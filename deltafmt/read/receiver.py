@@ -68,8 +68,8 @@ class Receiver:
         self.held: Stored | None = None
         self._lock = threading.RLock()
         self._follower: Follower | None = None
-        self._history = History(open_store(url, storage_options))
         self._options = options or ReadOptions()
+        self._history = History(open_store(url, storage_options), trust=self._options.trust)
         self._replica = Replica(self._history, Targets(named_tensors), layout, options=self._options)
         self._staged: Prepared | None = None
         self._closed = False

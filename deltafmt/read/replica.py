@@ -82,7 +82,10 @@ class Replica:
         return [before.get((link.stored.digest, id(link.view))) or self._staged(link) for link in links]
 
     def _staged(self, link: Link) -> StagedLink:
-        return StagedLink(link=link, chunks=list(fetch_chunks(self.history.store, link.plan)))
+        return StagedLink(link=link, chunks=list(self._fetched(link)))
+
+    def _fetched(self, link: Link) -> Iterator[StagedChunk]:
+        return fetch_chunks(self.history.store, link.plan, digests=bool(self.history.trust))
 
     def apply(self, staged: Sequence[StagedLink], undo: Undo | None) -> None:
         """Write staged links, consecutive ones of one tiling folded into one pass over memory.
@@ -111,8 +114,7 @@ class Replica:
             self.views.targets.synchronize()
 
     def _stream_link(self, link: Link, undo: Undo | None) -> None:
-        chunks = fetch_chunks(self.history.store, link.plan)
-        self._run(link.view, [link], _by_domain(chunks, link), undo)
+        self._run(link.view, [link], _by_domain(self._fetched(link), link), undo)
 
     def _apply_run(self, run: Sequence[StagedLink], undo: Undo | None) -> None:
         by_domain: dict[int, list[list[StagedChunk]]] = defaultdict(lambda: [[] for _ in run])

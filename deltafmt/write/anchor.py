@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from deltafmt.errors import ChecksumError
+from deltafmt.format.signing import Signer
 from deltafmt.read.history import History
 from deltafmt.schema import Schema
 from deltafmt.write.commit import Outcome, commit, drop, sealed
@@ -18,7 +19,12 @@ from deltafmt.write.way import WayPlan, anchor_results, build_way, tensor_sums
 
 
 def add_anchor_way(
-    history: History, version: int, tensors: Mapping[str, torch.Tensor], *, threads: int | None = None
+    history: History,
+    version: int,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    threads: int | None = None,
+    sign_with: Signer | None = None,
 ) -> None:
     """Add a way from nothing to a version, from its tensors (those that own their elements).
 
@@ -41,6 +47,7 @@ def add_anchor_way(
         tensors=np.zeros((len(schema), 2), np.uint64),
         meta={},
         files={},
+        sign_with=sign_with,
     )
     source = LiveSource(cut, owners(schema, tensors))
     manifest, _ = build_way(
@@ -54,7 +61,7 @@ def add_anchor_way(
             kind="content-mismatch",
             where=f"version {version}, {schema.names[int(differ.argmax())]!r}",
         )
-    if commit(history.store, *sealed(manifest)) is not Outcome.OURS:
+    if commit(history.store, *sealed(manifest, sign_with)) is not Outcome.OURS:
         drop(history.store, manifest.shard_keys)
 
 

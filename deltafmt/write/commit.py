@@ -31,6 +31,7 @@ from deltafmt.format.objects import (
     parse_manifest,
 )
 from deltafmt.format.records import LineageRecord, Manifest
+from deltafmt.format.signing import Signer
 from deltafmt.read.history import Stored
 from deltafmt.schema import Schema
 from deltafmt.store import AlreadyExists, Store
@@ -134,9 +135,9 @@ def put_files(store: Store, files: Files) -> dict[str, tuple[bytes, int]]:
     return result
 
 
-def sealed(manifest: Manifest) -> tuple[Stored, bytes]:
+def sealed(manifest: Manifest, sign_with: Signer | None = None) -> tuple[Stored, bytes]:
     """The manifest as it is going to be stored, and its bytes."""
-    data = _readable(emit_manifest(manifest))
+    data = _readable(emit_manifest(manifest, sign_with))
     return Stored(key=manifest_key(manifest), digest=blake2b(data), manifest=manifest), data
 
 

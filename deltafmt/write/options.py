@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from deltafmt.format.signing import Signer, Verifier, check_signer
 from deltafmt.layout import Layout
 
 
@@ -16,19 +17,30 @@ class WriterOptions:
     `domain_elements` is what a domain aims at (None: 4 Mi, or as the lineage has it). `anchor_every` adds
     an anchor way to every version whose number it divides. `tile_for` holds the receivers' layouts, one per
     rank: tensors are then cut where they cut, so that each rank reads little but its own share. `threads`
-    is the number of domains worked on at once (None: one per core, at most eight).
+    is the number of domains worked on at once (None: one per core, at most eight). `sign_with` signs every
+    manifest; versions that are gone on from must then be signed with the same key, or with one of `trust`.
     """
 
     domain_elements: int | None = None
     anchor_every: int | None = None
     tile_for: Sequence[Layout] = field(default=())
     threads: int | None = None
+    sign_with: Signer | None = None
+    trust: Sequence[Verifier] = ()
 
     def __post_init__(self) -> None:
         for name in ("domain_elements", "anchor_every", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
+        if self.sign_with is not None:
+            check_signer(self.sign_with)
+
+    @property
+    def trusted(self) -> tuple[Verifier, ...]:
+        """Keys with which versions that are read must be signed; none: they need not be."""
+        own = () if self.sign_with is None else (self.sign_with.verifier,)
+        return (*own, *self.trust)
 
     @property
     def workers(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from deltafmt.format.checksum import blake2b
 from deltafmt.format.chunk import PackedChunk
 from deltafmt.format.constants import SHARD_MAGIC
 from deltafmt.format.records import ChunkTable, ColumnTable, DomainTable, Footer
@@ -61,6 +62,7 @@ class WayParts:
     chunks: ChunkTable
     columns: ColumnTable
     domains: DomainTable
+    chunk_digests: bytes | None
     digests: dict[int, Digest]
     moved: npt.NDArray[np.uint64]
     changed: int
@@ -90,10 +92,14 @@ def in_order(work: Callable[[T], R], items: Iterable[T], threads: int) -> Iterat
 
 @dataclass(kw_only=True)
 class ShardWriter:
-    """Writes chunks one behind another as they come; opens nothing before the first one."""
+    """Writes chunks one behind another as they come; opens nothing before the first one.
+
+    `digests`, a list or None, collects the BLAKE2b-256 of each chunk.
+    """
 
     store: Store
     key: str
+    digests: list[bytes] | None = None
     offset: int = 0
     _sink: Sink | None = None
     _chunks: list[tuple[int, ...]] = field(default_factory=list)
@@ -109,6 +115,8 @@ class ShardWriter:
         self._columns += chunk.columns
         for buffer in chunk.buffers:
             self._write(buffer)
+        if self.digests is not None:
+            self.digests.append(blake2b(*chunk.buffers))
 
     def tables(self) -> tuple[ChunkTable, ColumnTable]:
         return ChunkTable.of_rows(self._chunks), ColumnTable.of_rows(self._columns)
@@ -192,6 +200,7 @@ def pack(
         raise
     return WayParts(
         size=size,
+        chunk_digests=None if shard.digests is None else b"".join(shard.digests),
         digests=digests,
         moved=moved,
         changed=changed,

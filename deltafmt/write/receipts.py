@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from deltafmt.format.checksum import DIGEST_BYTES
 from deltafmt.format.records import (
     ChunkTable,
     ColumnTable,
@@ -60,11 +61,21 @@ def merged(receipts: Sequence[Receipt]) -> dict[str, Any]:
     return {
         "shards": ShardTable.of_rows([(receipt.writer, receipt.size) for receipt in with_shard]),
         "chunks": chunks.take(order),
+        "chunk_digests": _joined_digests(receipts, order),
         "columns": columns.take(column_rows),
         "domains": domains.take(np.argsort(domains.domain, kind="stable")),
         "changed": sum(receipt.changed for receipt in receipts),
         "listed": sum(receipt.listed for receipt in receipts),
     }
+
+
+def _joined_digests(receipts: Sequence[Receipt], order: npt.NDArray[np.int64]) -> bytes | None:
+    """Digests of all chunks in the manifest's order; None unless every rank gives its own."""
+    parts = [receipt.chunk_digests for receipt in receipts]
+    if any(part is None for part in parts):
+        return None
+    rows = np.frombuffer(b"".join(part or b"" for part in parts), np.uint8).reshape(-1, DIGEST_BYTES)
+    return rows[order].tobytes()
 
 
 def _joined(table: type[Table], parts: Sequence[Any]) -> Any:

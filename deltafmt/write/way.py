@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from deltafmt.format import keys
 from deltafmt.format.records import DigestTable, Footer, Manifest, Receipt
+from deltafmt.format.signing import Signer
 from deltafmt.kernels.diff import DiffScratch
 from deltafmt.kernels.digest import Digest
 from deltafmt.read.history import Stored
@@ -48,6 +49,7 @@ class WayPlan:
     meta: dict[str, Any]
     files: dict[str, tuple[bytes, int]]
     data: bool = True
+    sign_with: Signer | None = None
     attempt: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     writer: int = 0
     writers: int = 1
@@ -135,7 +137,7 @@ def write_shard(
     )
     # An anchor is followed by copying the tensors, a further way by nothing.
     keep = base is not None and plan.target is None
-    shard = ShardWriter(store=store, key=key)
+    shard = ShardWriter(store=store, key=key, digests=None if plan.sign_with is None else [])
     parts = pack(results, shard, len(plan.cut.schema), footer, keep=keep, shared=plan.shared)
     receipt = Receipt(
         base_digest=None if plan.base is None else plan.base.digest,
@@ -145,6 +147,7 @@ def write_shard(
         chunks=parts.chunks,
         columns=parts.columns,
         domains=parts.domains,
+        chunk_digests=parts.chunk_digests,
         moved=moved_table(parts.moved),
         replicas=replica_table(parts.digests | plan.replicas),
         **shared,

@@ -107,7 +107,7 @@ class Writer:
         self._schema = schema
         self._publish_dtype = publish_dtype
         self._detector = detector or SnapshotDetector()
-        self._history = History(open_store(url, storage_options))
+        self._history = History(open_store(url, storage_options), trust=self._options.trusted)
         self._store = self._history.store
         prove_exclusive(self._store)
         newest = self._history.latest()
@@ -155,6 +155,7 @@ class Writer:
                 meta=labels,
                 files=put_files(self._store, files or {}),
                 data=store_data,
+                sign_with=self._options.sign_with,
             )
             threads = self._options.workers
 
@@ -286,6 +287,7 @@ class Writer:
             tensors=sums,
             meta=labels,
             files=manifest.files if files is None else put_files(self._store, files),
+            sign_with=self._options.sign_with,
         )
         threads = self._options.workers
         if plan.recut and same:
@@ -304,7 +306,7 @@ class Writer:
         with self._lock:
             manifest, parts = build_way(self._store, draft.plan, draft.results)
             try:
-                stored, data = sealed(manifest)
+                stored, data = sealed(manifest, draft.plan.sign_with)
             except BaseException:
                 drop(self._store, manifest.shard_keys)
                 raise
@@ -340,7 +342,13 @@ class Writer:
         if every is None or version % every or self._base is None:
             return
         try:
-            add_anchor_way(self._history, version, self._detector.tensors, threads=self._options.workers)
+            add_anchor_way(
+                self._history,
+                version,
+                self._detector.tensors,
+                threads=self._options.workers,
+                sign_with=self._options.sign_with,
+            )
         except (StoreError, CommitUnknownError) as error:
             # The version stands without it, and `Lineage.add_anchor` can make up for it.
             _LOG.warning("version %d is published, but has no anchor: %s", version, error)

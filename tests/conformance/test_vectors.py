@@ -61,6 +61,24 @@ def test_every_way_of_a_version_gives_the_same() -> None:
         assert all((found[name] == wanted[name]).all() for name in wanted)
 
 
+def test_signatures_by_both_readers() -> None:
+    folder, secret, other = VECTORS / "good" / "signed", bytes(range(32)), bytes(32)
+    lineage = deltafmt.open(str(folder), trust=[deltafmt.HmacKey(secret)])
+    rebuilt = refdump.rebuild(refdump.Root(folder, secret), 1, None, None)
+    found = {name: blake2b(numpy_bits(tensor).tobytes()).hex() for name, tensor in lineage.read(1).items()}
+    assert {t["name"]: t["blake2b"] for t in rebuilt["tensors"]} == found
+    for root, key, kind in (
+        (folder, other, "signature-untrusted"),
+        (VECTORS / "good" / "side-files", secret, "signature-missing"),
+    ):
+        with pytest.raises(DeltafmtError) as caught:
+            deltafmt.open(str(root), trust=[deltafmt.HmacKey(key)]).read(0)
+        assert caught.value.kind == kind
+        with pytest.raises(refdump.BadObjectError) as bad:
+            refdump.Root(root, key).tensors(0)
+        assert bad.value.code == kind
+
+
 @pytest.mark.parametrize("vector", INDEX["bad"], ids=names(INDEX["bad"]))
 def test_bad(vector: dict[str, Any]) -> None:
     root = VECTORS / vector["root"]
