@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 import deltafmt
 from deltafmt.errors import DeltafmtError
-from deltafmt.format.checksum import blake2b
+from deltafmt.format import keys
+from deltafmt.format.checksum import blake2b, crc32c
 from deltafmt.format.constants import SHARD_MAGIC
 from deltafmt.format.objects import parse_lineage, parse_manifest, parse_schema
 from deltafmt.format.shard import read_footer
@@ -21,6 +25,8 @@ from tests.conformance.reference import ROOT, load_refdump
 VECTORS = ROOT / "spec" / "vectors"
 INDEX: dict[str, list[dict[str, Any]]] = json.loads((VECTORS / "index.json").read_text())
 
+
+SIGNATURE_REASONS = {"signature-missing", "signature-untrusted", "signature-wrong", "signature-place"}
 
 refdump = load_refdump()
 
@@ -61,16 +67,43 @@ def test_every_way_of_a_version_gives_the_same() -> None:
         assert all((found[name] == wanted[name]).all() for name in wanted)
 
 
-def test_signatures_by_both_readers() -> None:
-    folder, secret, other = VECTORS / "good" / "signed", bytes(range(32)), bytes(32)
-    lineage = deltafmt.open(str(folder), trust=[deltafmt.HmacKey(secret)])
-    rebuilt = refdump.rebuild(refdump.Root(folder, secret), 1, None, None)
+SECRET = bytes(range(32))
+
+
+def test_a_signed_version_by_both_readers() -> None:
+    folder = VECTORS / "good" / "signed"
+    lineage = deltafmt.open(str(folder), trust=[deltafmt.HmacKey(SECRET)])
+    rebuilt = refdump.rebuild(refdump.Root(folder, SECRET), 1, None, None)
     found = {name: blake2b(numpy_bits(tensor).tobytes()).hex() for name, tensor in lineage.read(1).items()}
     assert {t["name"]: t["blake2b"] for t in rebuilt["tensors"]} == found
-    for root, key, kind in (
-        (folder, other, "signature-untrusted"),
-        (VECTORS / "good" / "side-files", secret, "signature-missing"),
-    ):
+
+
+def spoiled(root: Path, edit: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
+    """The signed lineage with the body of its first version changed, and its checksum right."""
+    shutil.copytree(VECTORS / "good" / "signed", root)
+    path = root / keys.version_key(0)
+    data = path.read_bytes()
+    packed = msgpack.packb(edit(msgpack.unpackb(data[24:])))
+    head = data[8:12] + len(packed).to_bytes(8, "little")
+    path.write_bytes(data[:8] + head + crc32c(packed, crc32c(head)).to_bytes(4, "little") + packed)
+    return root
+
+
+def test_signatures_that_both_readers_refuse(tmp_path: Path) -> None:
+    def forged(body: dict[str, Any]) -> dict[str, Any]:
+        return body | {"created": body["created"] + 1}
+
+    def moved(body: dict[str, Any]) -> dict[str, Any]:
+        return {"signature": body["signature"], **body}
+
+    refused = {
+        "signature-missing": (VECTORS / "good" / "side-files", SECRET),
+        "signature-untrusted": (VECTORS / "good" / "signed", bytes(32)),
+        "signature-wrong": (spoiled(tmp_path / "forged", forged), SECRET),
+        "signature-place": (spoiled(tmp_path / "moved", moved), SECRET),
+    }
+    assert refused.keys() == SIGNATURE_REASONS
+    for kind, (root, key) in refused.items():
         with pytest.raises(DeltafmtError) as caught:
             deltafmt.open(str(root), trust=[deltafmt.HmacKey(key)]).read(0)
         assert caught.value.kind == kind
@@ -121,4 +154,5 @@ def format_reasons() -> set[str]:
         "version-missing",
         "object-missing",
     }
-    return codes - elsewhere
+    # Vectors are for readers that demand no signatures.
+    return codes - elsewhere - SIGNATURE_REASONS
