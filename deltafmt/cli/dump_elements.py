@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from deltafmt.addresses import contiguous_strides
 from deltafmt.cli.dump_object import Source
 from deltafmt.cli.output import table
 from deltafmt.format.chunk import ChunkHead, ColumnHead
@@ -13,7 +14,6 @@ from deltafmt.format.constants import STEP
 from deltafmt.format.keys import schema_key, tiling_key
 from deltafmt.format.objects import parse_schema, parse_tiling
 from deltafmt.format.records import Footer, Manifest
-from deltafmt.layout import contiguous_strides
 from deltafmt.read.decode import DomainShape, decode_chunk
 from deltafmt.schema import Schema
 from deltafmt.tiling import Tiling

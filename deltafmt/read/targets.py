@@ -14,7 +14,8 @@ import numpy.typing as npt
 import torch
 
 from deltafmt.errors import LayoutError, UnsupportedError
-from deltafmt.layout import Layout, Placement, TargetInfo, contiguous_strides
+from deltafmt.layout import Layout, Placement, TargetInfo
+from deltafmt.layout_check import find_clash
 from deltafmt.schema import Schema
 from deltafmt.tensors import NamedTensors, bits, dtype_name, named, torch_dtype
 
@@ -151,7 +152,13 @@ class Targets:
         for placement in placements:
             by_memory[placement.target].append(placement)
         for memory in shared:
-            _check_shared(memory, by_memory[next(iter(memory.members))], schema)
+            clash = find_clash(by_memory[next(iter(memory.members))], schema)
+            if clash is not None:
+                raise LayoutError(
+                    "local tensors share memory, and different elements are placed there",
+                    kind="placement-overlap",
+                    where=f"{_names(memory)}; one of them from {clash.source!r}",
+                )
         casts = {}
         for memory in self.memories:
             found = {layout.casts.get(name) for name in memory.members}
@@ -273,46 +280,6 @@ def _span_bytes(name: str, tensor: torch.Tensor) -> int:
     if not tensor.is_contiguous() and min(tensor.stride()) < 0:
         raise LayoutError("negative strides are not supported", kind="target-strides", where=repr(name))
     return TargetInfo("", tuple(tensor.shape), tensor.stride()).span * tensor.element_size()
-
-
-def _check_shared(memory: Memory, placements: list[Placement], schema: Schema) -> None:
-    """Raise `LayoutError` where names that share memory want different elements at one address.
-
-    One element may stand there for several names, but only by one map from index to address: the
-    segments then write it once.
-    """
-    if len(set(placements)) <= 1:
-        return
-    taken = np.full(memory.info.span, -1, np.int64)
-    by_map = np.full(memory.info.span, -1, np.int64)
-    number = dict(zip(schema.names, _volumes_before(schema), strict=True))
-    maps: dict[object, int] = {}
-    for p in dict.fromkeys(placements):
-        origin = p.offset - sum(a * s for a, s in zip(p.source_box.start, p.strides, strict=True))
-        own = maps.setdefault((origin, p.strides), len(maps))
-        elements = np.full((), number[p.source], np.int64)
-        steps = contiguous_strides(schema[p.source].shape)
-        for start, stop, step in zip(p.source_box.start, p.source_box.stop, steps, strict=True):
-            elements = elements[..., None] + np.arange(start, stop) * step
-        here, here_map = (_placed(array, p) for array in (taken, by_map))
-        if ((here >= 0) & ((here != elements) | (here_map != own))).any():
-            raise LayoutError(
-                "local tensors share memory, and different elements are placed there",
-                kind="placement-overlap",
-                where=f"{_names(memory)}; one of them from {p.source!r}",
-            )
-        here[...] = elements
-        here_map[...] = own
-
-
-def _placed(flat: npt.NDArray[np.int64], p: Placement) -> npt.NDArray[np.int64]:
-    """The part of a flat array at which a placement puts its elements, as their box (a view)."""
-    strides = [flat.itemsize * stride for stride in p.strides]
-    return np.lib.stride_tricks.as_strided(flat[p.offset :], p.source_box.shape, strides)
-
-
-def _volumes_before(schema: Schema) -> list[int]:
-    return np.concatenate(([0], np.cumsum([spec.volume for spec in schema])))[:-1].tolist()  # type: ignore[no-any-return]
 
 
 def _names(memory: Memory) -> str:

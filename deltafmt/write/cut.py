@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from deltafmt.addresses import contiguous_strides
 from deltafmt.format.objects import digest_of_schema, digest_of_tiling
 from deltafmt.geometry import Box
-from deltafmt.layout import Layout, TargetInfo, contiguous_strides
+from deltafmt.layout import Layout, TargetInfo
 from deltafmt.schema import Schema
 from deltafmt.segments import SegmentTable, make_segments, tensor_salt
 from deltafmt.tiling import Tiling

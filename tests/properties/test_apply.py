@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deltafmt.addresses import contiguous_strides
 from deltafmt.dtypes import dtype_of
 from deltafmt.geometry import Box
 from deltafmt.kernels.apply import (
@@ -22,7 +23,7 @@ from deltafmt.kernels.apply import (
 )
 from deltafmt.kernels.digest import GOLDEN, digest_run, zero
 from deltafmt.kernels.steps import step_between
-from deltafmt.layout import Layout, Placement, TargetInfo, contiguous_strides
+from deltafmt.layout import Layout, Placement, TargetInfo
 from deltafmt.schema import Schema, TensorSpec
 from deltafmt.segments import make_segments, tensor_salt
 from deltafmt.tiling import make_tiling

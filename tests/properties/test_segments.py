@@ -8,8 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deltafmt.addresses import contiguous_strides
 from deltafmt.geometry import Box
-from deltafmt.layout import Layout, Placement, TargetInfo, contiguous_strides
+from deltafmt.layout import Layout, Placement, TargetInfo
 from deltafmt.schema import Schema, TensorSpec
 from deltafmt.segments import SegmentTable, make_segments
 from deltafmt.tiling import Tiling, make_tiling

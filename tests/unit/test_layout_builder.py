@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from deltafmt.addresses import contiguous_strides
 from deltafmt.errors import LayoutError
 from deltafmt.geometry import Box
-from deltafmt.layout import Layout, TargetInfo, contiguous_strides
+from deltafmt.layout import Layout, TargetInfo
 from deltafmt.layout_builder import LayoutBuilder
 from deltafmt.schema import Schema, TensorSpec
 

@@ -3,9 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from deltafmt.addresses import contiguous_strides
 from deltafmt.errors import FormatError
 from deltafmt.geometry import Box
-from deltafmt.layout import Layout, Placement, TargetInfo, contiguous_strides
+from deltafmt.layout import Layout, Placement, TargetInfo
 from deltafmt.layout_builder import LayoutBuilder
 from deltafmt.schema import Schema, TensorSpec
 from deltafmt.segments import make_segments
