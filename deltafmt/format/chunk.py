@@ -58,17 +58,33 @@ class PackedChunk:
         return sum(map(len, self.buffers))
 
 
+class ChunkPacker:
+    """Compresses and checksums the columns of a chunk one by one, so that they need not all be there at once."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, int, int, int, int]] = []
+        self._buffers: list[bytes] = []
+        self.nbytes = 0
+
+    def add(self, column: int, raw: Bytes) -> None:
+        """Store the next column (ids ascend); an empty one is left out."""
+        if len(raw) == 0:
+            return
+        codec, stored = compress(raw)
+        self._rows.append((column, codec, len(stored), len(raw), crc32c(stored)))
+        self._buffers.append(stored)
+        self.nbytes += len(stored)
+
+    def packed(self, head: ChunkHead) -> PackedChunk:
+        return PackedChunk(head=head, columns=tuple(self._rows), buffers=tuple(self._buffers))
+
+
 def pack_chunk(head: ChunkHead, columns: Mapping[int, Bytes]) -> PackedChunk:
     """Compress and checksum the columns (id -> raw bytes); empty ones are left out."""
-    rows, buffers = [], []
+    packer = ChunkPacker()
     for column in sorted(columns):
-        raw = columns[column]
-        if len(raw) == 0:
-            continue
-        codec, stored = compress(raw)
-        rows.append((column, codec, len(stored), len(raw), crc32c(stored)))
-        buffers.append(stored)
-    return PackedChunk(head=head, columns=tuple(rows), buffers=tuple(buffers))
+        packer.add(column, columns[column])
+    return packer.packed(head)
 
 
 class ColumnHead(NamedTuple):

@@ -16,18 +16,20 @@ from deltafmt.kernels.digest import (
     block_multiplier,
     multipliers,
 )
-from deltafmt.kernels.intrinsics import width_of
+from deltafmt.kernels.intrinsics import prefetch, width_of
 
 Bits = npt.NDArray[Any]
 
 _ZERO = U64(0)
+_AHEAD = 24
+"""Elements ahead of a write whose places are fetched into the cache."""
 
 
 def digest_changes(
-    flat: npt.NDArray[np.int64], old: Bits, new: Bits, salt: tuple[int, int], out: Digest
+    flat: npt.NDArray[Any], old: Bits, new: Bits, salt: tuple[int, int], out: Digest, first: int = 0
 ) -> None:
-    """Add to `out` what changing the elements at canonical indices `flat` from `old` to `new` adds."""
-    _changes(flat, old, new, U64(salt[0]), U64(salt[1]), multipliers(), out)
+    """Add to `out` what changing the elements at canonical indices `first + flat` from `old` to `new` adds."""
+    _changes(flat, first, old, new, U64(salt[0]), U64(salt[1]), multipliers(), out)
 
 
 def digest_rows(
@@ -38,22 +40,24 @@ def digest_rows(
 
 
 @njit(nogil=True, cache=True)
-def scatter(target: Bits, at: npt.NDArray[np.int64], values: Bits) -> None:
-    """`target[at] = values`, without holding the interpreter."""
+def scatter(target: Bits, at: npt.NDArray[Any], first: int, values: Bits) -> None:
+    """`target[first + at] = values`, without holding the interpreter."""
     for k in range(at.size):
-        target[at[k]] = values[k]
+        if k + _AHEAD < at.size:
+            prefetch(target, np.int64(at[k + _AHEAD]) + first)
+        target[np.uint64(np.int64(at[k]) + first)] = values[k]
 
 
 @njit(nogil=True, cache=True)
-def _changes(flat: Any, old: Any, new: Any, s0: Any, s1: Any, table: Any, out: Any) -> None:
+def _changes(flat: Any, first: int, old: Any, new: Any, s0: Any, s1: Any, table: Any, out: Any) -> None:
     width = width_of(old)
     if width == 8:
         for k in range(flat.size):
-            add_element(flat[k], U64(old[k]), U64(new[k]), 8, s0, s1, table, out)
+            add_element(np.int64(flat[k]) + first, U64(old[k]), U64(new[k]), 8, s0, s1, table, out)
         return
     current, sum0, sum1 = np.int64(-1), _ZERO, _ZERO
     for k in range(flat.size):
-        byte = flat[k] * width
+        byte = (np.int64(flat[k]) + first) * width
         word = byte >> 2
         block = word // BLOCK_WORDS
         if block != current:

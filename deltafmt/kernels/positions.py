@@ -138,7 +138,7 @@ def _encode(positions: Any, starts: Any, shift: int, gap: Any, low: Any, entries
                     v -= _ESCAPE
                 gap[at] = v
                 at += _ONE
-                _append_low(low, i * _U64(shift), _U64(distance) & ((_ONE << _U64(shift)) - _ONE))
+                append_low(low, i * _U64(shift), _U64(distance) & ((_ONE << _U64(shift)) - _ONE))
                 i += _ONE
         entries[block] = at - first_entry
         elements[block] = i - first
@@ -146,7 +146,8 @@ def _encode(positions: Any, starts: Any, shift: int, gap: Any, low: Any, entries
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _append_low(low: Any, bit: Any, value: Any) -> None:
+def append_low(low: Any, bit: Any, value: Any) -> None:
+    """Put a value of at most 16 bits at a bit's place in zeroed bytes."""
     byte = bit >> _U64(3)
     value <<= bit & _U64(7)
     low[byte] |= value & _U64(255)

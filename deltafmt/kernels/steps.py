@@ -34,7 +34,8 @@ _REASONS = {
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _sign(width: int) -> Any:
+def sign_bit(width: int) -> Any:
+    """The highest bit of an element."""
     return _ONE << _U64(8 * width - 1)
 
 
@@ -56,7 +57,7 @@ def from_key(key: Any, sign: Any, mask: Any, order: int) -> Any:
 
 @njit(nogil=True, cache=True)
 def _between(old: Any, new: Any, order: int, step: Any) -> None:
-    sign = _sign(width_of(old))
+    sign = sign_bit(width_of(old))
     mask = (sign - _ONE) | sign
     for i in range(old.size):
         a, b = to_key(_U64(old[i]), sign, mask, order), to_key(_U64(new[i]), sign, mask, order)
@@ -65,7 +66,7 @@ def _between(old: Any, new: Any, order: int, step: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def _add(old: Any, step: Any, order: int, new: Any) -> None:
-    sign = _sign(width_of(old))
+    sign = sign_bit(width_of(old))
     mask = (sign - _ONE) | sign
     for i in range(old.size):
         key = (to_key(_U64(old[i]), sign, mask, order) + _U64(step[i])) & mask
@@ -143,7 +144,7 @@ def decode_steps(
 
 @njit(nogil=True, cache=True)
 def _count_escapes(step: Any) -> Any:
-    sign = _sign(width_of(step))
+    sign = sign_bit(width_of(step))
     mask = (sign - _ONE) | sign
     count: Any = 0
     for i in range(step.size):
@@ -157,7 +158,7 @@ def _count_escapes(step: Any) -> Any:
 def _encode(
     step: Any, elements: Any, code: Any, magnitude: Any, escape: Any, magnitudes: Any, escapes: Any
 ) -> Any:
-    sign = _sign(width_of(step))
+    sign = sign_bit(width_of(step))
     mask = (sign - _ONE) | sign
     i, m, e = _ZERO, _ZERO, _ZERO
     for block in range(elements.size):
@@ -184,7 +185,7 @@ def _encode(
 def _decode(
     code: Any, magnitude: Any, escape: Any, elements: Any, magnitudes: Any, escapes: Any, step: Any
 ) -> Any:
-    sign = _sign(width_of(step))
+    sign = sign_bit(width_of(step))
     mask = (sign - _ONE) | sign
     i, m, e = _ZERO, _ZERO, _ZERO
     for block in range(elements.size):
@@ -234,6 +235,11 @@ def to_planes(bits: Bits) -> Bytes:
     return planes
 
 
+def plane_of(bits: Bits, j: int, plane: Bytes) -> None:
+    """Byte j of every element, into `plane`."""
+    _plane(bits, j, plane)
+
+
 def from_planes(planes: list[Bytes], dtype: np.dtype[Any]) -> Bits:
     """The elements of byte planes."""
     bits = np.zeros(len(planes[0]), dtype)
@@ -245,10 +251,14 @@ def from_planes(planes: list[Bytes], dtype: np.dtype[Any]) -> Bits:
 @njit(nogil=True, cache=True)
 def _split(bits: Any, planes: Any) -> None:
     for j in range(width_of(bits)):
-        plane = planes[j]
-        shift = _U64(8 * j)
-        for i in range(bits.size):
-            plane[i] = _U64(bits[i]) >> shift & _U64(255)
+        _plane(bits, j, planes[j])
+
+
+@njit(nogil=True, cache=True)
+def _plane(bits: Any, j: int, plane: Any) -> None:
+    shift = _U64(8 * j)
+    for i in range(bits.size):
+        plane[i] = _U64(bits[i]) >> shift & _U64(255)
 
 
 @njit(nogil=True, cache=True)

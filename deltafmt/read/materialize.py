@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -45,19 +46,22 @@ def follow(
     targets: NamedTensors,
     *,
     chunks: list[StagedChunk] | None = None,
+    without: Collection[int] = (),
     threads: int | None = None,
 ) -> None:
     """Bring `targets` by one way from its base (or for an anchor from anything) to its version.
 
     They must hold the base, whose schema must be the way's if it is a delta. `chunks` are the way's chunks
-    where they are at hand, else they are read. After an error the targets hold no version.
+    where they are at hand, else they are read; none of the domains in `without` is touched. After an error
+    the targets hold no version.
     """
     replica = _replica(history, targets, None, threads)
-    links = replica.links([way])
+    (link,) = replica.links([way])
     if chunks is None:
-        replica.stream(links, None)
+        replica.stream([replace(link, plan=link.plan.without(without))], None)
     else:
-        replica.apply([StagedLink(link=links[0], chunks=chunks)], None)
+        chunks = [chunk for chunk in chunks if chunk.head.domain not in without]
+        replica.apply([StagedLink(link=link, chunks=chunks)], None)
 
 
 def tensor_digests(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,19 @@ class LinkPlan:
     starts: Ints
     stops: Ints
     first_column: Ints
+
+    def without(self, domains: Collection[int]) -> LinkPlan:
+        """The plan for the other domains."""
+        if not domains:
+            return self
+        left = ~np.isin(self.manifest.chunks.domain[self.rows], list(domains))
+        return replace(
+            self,
+            rows=self.rows[left],
+            starts=self.starts[left],
+            stops=self.stops[left],
+            first_column=self.first_column[left],
+        )
 
     @property
     def nbytes(self) -> int:

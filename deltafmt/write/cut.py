@@ -14,6 +14,7 @@ import numpy.typing as npt
 from deltafmt.addresses import contiguous_strides
 from deltafmt.format.objects import digest_of_schema, digest_of_tiling
 from deltafmt.geometry import Box
+from deltafmt.kernels.positions import block_starts
 from deltafmt.layout import Layout, TargetInfo
 from deltafmt.schema import Schema
 from deltafmt.segments import SegmentTable, make_segments, tensor_salt
@@ -117,6 +118,7 @@ class Cut:
     schema_digest: bytes = field(init=False)
     tiling_digest: bytes = field(init=False)
     _pieces: dict[tuple[int, int | None], tuple[Piece, ...]] = field(init=False, default_factory=dict)
+    _starts: dict[tuple[int, int], Ints] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "schema_digest", digest_of_schema(self.schema))
@@ -145,6 +147,17 @@ class Cut:
         """Order id in which steps of the domain are counted: that of its first tensor."""
         first = int(self.tiling.box_tensor[self.tiling.domain_box[domain]])
         return self.schema.tensors[first].element.order_id
+
+    def block_starts(self, domain: int, block_log2: int) -> Ints:
+        """First position of every block of a domain, and behind them its volume. Kept, as pieces are."""
+        key = (domain, block_log2)
+        if key not in self._starts:
+            rows = self.tiling.box_rows(domain)
+            boxes = slice(rows.start, rows.stop)
+            self._starts[key] = block_starts(
+                self.tiling.box_position[boxes], self.tiling.box_volume[boxes], block_log2
+            )
+        return self._starts[key]
 
     def tensors_of(self, domain: int) -> list[int]:
         """Rows of the tensors that have a part in the domain."""

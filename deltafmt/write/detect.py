@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,12 +10,15 @@ import numpy.typing as npt
 import torch
 
 from deltafmt.kernels.changes import digest_changes, digest_rows, scatter
-from deltafmt.kernels.diff import DiffScratch, diff
+from deltafmt.kernels.diff import DiffScratch, find
 from deltafmt.kernels.digest import Digest, digest_run, zero
 from deltafmt.schema import TensorSpec
 from deltafmt.tensors import numpy_bits
 from deltafmt.write.cut import Bits, Cut, Piece
 from deltafmt.write.source import LiveSource
+
+_CROWDED = 128
+"""A domain of which more than one element in so many changed may be too much to hold."""
 
 
 class SnapshotDetector:
@@ -54,29 +57,35 @@ Baseline = list[Bits | None]
 """Flat bits of each tensor of a schema, as published last; None for an alias or a tensor that is new."""
 
 
+Found = tuple[npt.NDArray[np.uint32], Bits, Bits]
+"""Positions, old bits and new bits of what differs."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Detected:
     """What one domain turned out to be.
 
-    `dense` holds all bits of the result where a part of the domain has no base, and `dense_changed` counts
-    what changed then. `moved` is the change of
-    each tensor's digest, `result` the domain's own, `base` that of what was published last.
+    `positions`, `old` and `new` say what differs; they may lie in scratch that the thread's next detection
+    uses again. They are empty where that is too much to hold (`crowded`), and where a part of the domain
+    has no base (`whole`). `counted` is the number of changed elements then. `moved` is the change of each
+    tensor's digest, `result` the domain's own, `base` that of what was published last.
     """
 
     domain: int
     positions: npt.NDArray[np.uint32]
     old: Bits
     new: Bits
-    dense: Bits | None = None
+    whole: bool = False
+    crowded: bool = False
+    counted: int = 0
     moved: dict[int, Digest] = field(default_factory=dict)
     result: Digest
     base: Digest | None
-    dense_changed: int = 0
 
     @property
     def changed(self) -> int:
         """Elements whose bits differ from the base's; elements without a base count as well."""
-        return len(self.positions) if self.dense is None else self.dense_changed
+        return self.counted if self.whole or self.crowded else len(self.positions)
 
 
 def detect(
@@ -85,27 +94,75 @@ def detect(
     """Compare a domain with the baseline. `base` is the baseline's digest of the domain, if it is known."""
     if any(baseline[row] is None for row in cut.tensors_of(domain)):
         return _detect_new(cut, source, baseline, domain, scratch)
-    found: list[tuple[npt.NDArray[np.uint32], Bits, Bits]] = []
     moved: dict[int, Digest] = {}
-    for piece, bits in source.pieces(domain):
-        changes = diff(_old(cut, piece, baseline), bits, piece.position, scratch)
-        for positions, old, new in changes:
-            digest = moved.setdefault(piece.tensor, zero())
-            digest_changes(piece.flat(positions), old, new, cut.salts[piece.tensor], digest)
-        found += changes
-    positions, old, new = _joined(found, cut, domain)
-    if base is None and found:
+    into = buffers(cut, domain, scratch)
+    counted = stop = 0
+    for piece, start, stop in changes(cut, source, baseline, domain, into):
+        digest = moved.setdefault(piece.tensor, zero())
+        _add_changes(cut, piece, _part(into, start, stop), digest)
+        counted += stop - start
+    if base is None and counted:
         base = digest_of(cut, baseline, domain)
     total = zero() if base is None else base.copy()
     for digest in moved.values():
         total += digest
+    crowded = counted > stop
+    positions, old, new = _part(into, 0, 0 if crowded else stop)
     return Detected(
-        domain=domain, positions=positions, old=old, new=new, moved=moved, result=total, base=base
+        domain=domain,
+        positions=positions,
+        old=old,
+        new=new,
+        crowded=crowded,
+        counted=counted,
+        moved=moved,
+        result=total,
+        base=base,
     )
 
 
+def buffers(cut: Cut, domain: int, scratch: DiffScratch) -> Found:
+    """Room for the changes of a domain; what does not fit is `crowded`, and dense enough for plain gaps."""
+    return scratch.buffers(cut.dtype(domain), int(cut.tiling.volume[domain]) // _CROWDED)
+
+
+def changes(
+    cut: Cut, source: LiveSource, baseline: Baseline, domain: int, into: Found
+) -> Iterator[tuple[Piece, int, int]]:
+    """What differs in a domain: (piece, start, stop) of places in the buffers, in order of position.
+
+    Each part is put behind the one before, and at the beginning again when the buffers are full; it is
+    there until then.
+    """
+    count = 0
+    for piece, bits in source.pieces(domain):
+        old, low = _old(cut, piece, baseline), 0
+        while True:
+            low, stop = find(old, bits, low, piece.position, into, count)
+            if stop > count:
+                yield piece, count, stop
+            if low == len(bits):
+                count = stop
+                break
+            count = 0
+
+
+def _part(into: Found, start: int, stop: int) -> Found:
+    position, old, new = into
+    return position[start:stop], old[start:stop], new[start:stop]
+
+
+def _add_changes(cut: Cut, piece: Piece, here: Found, digest: Digest) -> None:
+    positions, old, new = here
+    salt = cut.salts[piece.tensor]
+    if piece.is_run:
+        digest_changes(positions, old, new, salt, digest, int(piece.starts[0]) - piece.position)
+    else:
+        digest_changes(piece.flat(positions), old, new, salt, digest)
+
+
 def take_all(cut: Cut, source: LiveSource, domain: int) -> Detected:
-    """All elements of a domain, for an anchor."""
+    """A domain of which everything is stored, for an anchor."""
     return _detect_new(cut, source, [None] * len(cut.schema), domain, DiffScratch())
 
 
@@ -153,39 +210,43 @@ def put_changes(
         flat = baseline[piece.tensor]
         if high > low:
             assert flat is not None
-            scatter(flat, piece.place(positions[low:high]), new[low:high])
+            if piece.is_run or piece.local is not None:
+                first = int(piece.starts[0]) if piece.local is None else piece.local
+                scatter(flat, positions[low:high], first - piece.position, new[low:high])
+            else:
+                scatter(flat, piece.place(positions[low:high]), 0, new[low:high])
 
 
 def _detect_new(
     cut: Cut, source: LiveSource, baseline: Baseline, domain: int, scratch: DiffScratch
 ) -> Detected:
-    """A domain with a part that has no base: all bits are taken."""
-    dense = np.empty(int(cut.tiling.volume[domain]), cut.dtype(domain))
+    """A domain with a part that has no base."""
     total = zero()
     moved: dict[int, Digest] = {}
-    changed = 0
+    into = buffers(cut, domain, scratch)
+    counted = 0
     for piece, bits in source.pieces(domain):
-        here = slice(piece.position, piece.position + piece.volume)
-        dense[here] = bits
         own = zero()
-        add_piece(cut, piece, dense[here], own)
+        add_piece(cut, piece, bits, own)
         total += own
         tensor = moved.setdefault(piece.tensor, zero())
         if baseline[piece.tensor] is None:
             tensor += own
-            changed += piece.volume
+            counted += piece.volume
             continue
-        for at, old, new in diff(_old(cut, piece, baseline), dense[here], piece.position, scratch):
-            digest_changes(piece.flat(at), old, new, cut.salts[piece.tensor], tensor)
-            changed += len(at)
-    nothing = dense[:0]
+        old, low = _old(cut, piece, baseline), 0
+        while low < len(bits):
+            low, stop = find(old, bits, low, piece.position, into, 0)
+            _add_changes(cut, piece, _part(into, 0, stop), tensor)
+            counted += stop
+    positions, nothing, _ = _part(into, 0, 0)
     return Detected(
         domain=domain,
-        positions=np.empty(0, np.uint32),
+        positions=positions,
         old=nothing,
         new=nothing,
-        dense=dense,
-        dense_changed=changed,
+        whole=True,
+        counted=counted,
         moved=moved,
         result=total,
         base=None,
@@ -196,15 +257,3 @@ def _old(cut: Cut, piece: Piece, baseline: Baseline) -> Bits:
     flat = baseline[piece.tensor]
     assert flat is not None
     return piece.copied(flat, cut.schema.tensors[piece.tensor].shape)
-
-
-def _joined(
-    found: list[tuple[npt.NDArray[np.uint32], Bits, Bits]], cut: Cut, domain: int
-) -> tuple[npt.NDArray[np.uint32], Bits, Bits]:
-    if not found:
-        empty = np.empty(0, cut.dtype(domain))
-        return np.empty(0, np.uint32), empty, empty
-    if len(found) == 1:
-        return found[0]
-    positions, old, new = zip(*found, strict=True)
-    return np.concatenate(positions), np.concatenate(old), np.concatenate(new)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,6 @@ from deltafmt.format.constants import (
     BLOCK,
     CODE,
     DEFAULT_BLOCK_LOG2,
-    DENSE,
     ESCAPE,
     GAP,
     LOW,
@@ -24,10 +24,14 @@ from deltafmt.format.constants import (
     SET,
     STEP,
 )
-from deltafmt.kernels.positions import CodedPositions, block_starts, encode_positions, pack_counts
-from deltafmt.kernels.steps import encode_steps, step_between, to_planes
-from deltafmt.write.cut import Bits, Cut, Piece
-from deltafmt.write.detect import Detected
+from deltafmt.kernels.coder import Scratch, StepCoder
+from deltafmt.kernels.diff import DiffScratch
+from deltafmt.kernels.positions import encode_positions, pack_counts
+from deltafmt.kernels.steps import to_planes
+from deltafmt.write.crowd import Crowd
+from deltafmt.write.cut import Bits, Cut
+from deltafmt.write.dense import encode_dense, or_dense
+from deltafmt.write.detect import Baseline, Detected, buffers
 from deltafmt.write.source import LiveSource
 
 _LISTED_PER_BLOCK = 256
@@ -38,36 +42,47 @@ _SAMPLE = 8192
 """Elements on which shifts are tried out."""
 _ESCAPE_SHARE = 0.25
 """A chunk of steps of which escapes are more than this share is compared with one of new bits."""
-_DENSE_SHARE = 0.25
-"""A chunk of steps larger than this share of all bits is compared with a dense one."""
+_STEP_COLUMNS = (GAP, LOW, BLOCK, CODE, MAGNITUDE, ESCAPE)
+_LOCAL = threading.local()
 
 
-def encode(cut: Cut, source: LiveSource, detected: Detected) -> PackedChunk | None:
+def encode(
+    cut: Cut, source: LiveSource, baseline: Baseline, detected: Detected, scratch: DiffScratch
+) -> PackedChunk | None:
     """The smallest chunk that brings the domain from its base to its new bits; None if nothing changed."""
-    if detected.dense is not None:
-        return encode_dense(cut, detected.domain, detected.dense)
+    domain = detected.domain
+    if detected.whole:
+        return encode_dense(cut, source, domain)
     if not detected.changed:
         return None
-    steps = encode_step(cut, detected)
-    if _escapes(steps) > _ESCAPE_SHARE * steps.nbytes:
+    if detected.crowded:
+        into = buffers(cut, domain, scratch)
+        return Crowd(cut, source, baseline, domain, detected.counted, into).encode()
+    listed = encode_step(cut, detected)
+    if _escapes(listed) > _ESCAPE_SHARE * listed.nbytes:
         # Values that jump leave byte planes that compress better than whole steps.
-        bits = encode_set(cut, detected.domain, detected.positions, detected.new)
-        steps = bits if bits.nbytes < steps.nbytes else steps
-    volume = int(cut.tiling.volume[detected.domain])
-    if steps.nbytes <= _DENSE_SHARE * volume * cut.width(detected.domain):
-        return steps
-    dense = encode_dense(cut, detected.domain, gather(cut, source, detected.domain))
-    return dense if dense.nbytes < steps.nbytes else steps
+        bits = encode_set(cut, domain, detected.positions, detected.new)
+        listed = bits if bits.nbytes < listed.nbytes else listed
+    return or_dense(cut, source, listed)
 
 
 def encode_step(cut: Cut, detected: Detected) -> PackedChunk:
     """The changes as steps from the old bits."""
-    domain, order = detected.domain, cut.order(detected.domain)
-    head, coded = _positions(cut, domain, detected.positions, STEP)
-    steps = encode_steps(step_between(detected.old, detected.new, order), coded.elements)
-    counts = pack_counts(coded.entries, coded.elements, steps.magnitudes, steps.escapes)
-    columns = {CODE: steps.code, MAGNITUDE: steps.magnitude, ESCAPE: steps.escape}
-    return pack_chunk(head, {GAP: coded.gap, LOW: coded.low, BLOCK: counts, **columns})
+    positions, domain = detected.positions, detected.domain
+    head, starts = _head(cut, domain, positions, STEP)
+    coder = StepCoder(
+        starts, head.shift, head.order, cut.dtype(domain), listed=len(positions), scratch=_scratch()
+    )
+    coder.add(positions, detected.old, detected.new)
+    return pack_chunk(head, dict(zip(_STEP_COLUMNS, coder.columns(), strict=True)))
+
+
+def _scratch() -> Scratch:
+    """The arrays of the thread that asks."""
+    if not hasattr(_LOCAL, "scratch"):
+        _LOCAL.scratch = Scratch()
+    scratch: Scratch = _LOCAL.scratch
+    return scratch
 
 
 def _escapes(chunk: PackedChunk) -> int:
@@ -77,31 +92,30 @@ def _escapes(chunk: PackedChunk) -> int:
 
 def encode_set(cut: Cut, domain: int, positions: npt.NDArray[np.uint32], new: Bits) -> PackedChunk:
     """New bits at ascending positions, for whoever does not know the old ones."""
-    head, coded = _positions(cut, domain, positions, SET)
+    head, starts = _head(cut, domain, positions, SET)
+    coded = encode_positions(positions, starts, head.shift)
     none = np.zeros_like(coded.entries)
     counts = pack_counts(coded.entries, coded.elements, none, none)
     planes = {PLANE + j: plane for j, plane in enumerate(to_planes(new))}
     return pack_chunk(head, {GAP: coded.gap, LOW: coded.low, BLOCK: counts, **planes})
 
 
-def _positions(
+def _head(
     cut: Cut, domain: int, positions: npt.NDArray[np.uint32], operation: int
-) -> tuple[ChunkHead, CodedPositions]:
-    rows = cut.tiling.box_rows(domain)
-    boxes = slice(rows.start, rows.stop)
+) -> tuple[ChunkHead, npt.NDArray[np.int64]]:
+    """The head of a chunk that lists these positions, and where its blocks start."""
     block = _block_log2(len(positions), int(cut.tiling.volume[domain]))
-    starts = block_starts(cut.tiling.box_position[boxes], cut.tiling.box_volume[boxes], block)
-    shift = choose_shift(positions, starts)
+    starts = cut.block_starts(domain, block)
     head = ChunkHead(
         domain=domain,
         operation=operation,
         order=cut.order(domain),
         width=cut.width(domain),
-        shift=shift,
+        shift=choose_shift(positions, starts),
         block=block,
         listed=len(positions),
     )
-    return head, encode_positions(positions, starts, shift)
+    return head, starts
 
 
 def choose_shift(positions: npt.NDArray[np.uint32], starts: npt.NDArray[np.int64]) -> int:
@@ -123,30 +137,6 @@ def choose_shift(positions: npt.NDArray[np.uint32], starts: npt.NDArray[np.int64
 def _sample_bytes(sample: npt.NDArray[np.uint32], starts: npt.NDArray[np.int64], shift: int) -> int:
     coded = encode_positions(sample, starts, shift)
     return len(compress(coded.gap)[1]) + len(coded.low)
-
-
-def encode_dense(cut: Cut, domain: int, bits: Bits) -> PackedChunk:
-    """All elements of a domain."""
-    head = ChunkHead(
-        domain=domain,
-        operation=DENSE,
-        order=cut.order(domain),
-        width=cut.width(domain),
-        shift=0,
-        block=0,
-        listed=len(bits),
-    )
-    planes = to_planes(bits)
-    return pack_chunk(head, {PLANE + j: plane for j, plane in enumerate(planes)})
-
-
-def gather(cut: Cut, source: LiveSource, domain: int) -> Bits:
-    """All live bits of a domain."""
-    bits = np.empty(int(cut.tiling.volume[domain]), cut.dtype(domain))
-    piece: Piece
-    for piece, part in source.pieces(domain):
-        bits[piece.position : piece.position + piece.volume] = part
-    return bits
 
 
 def _block_log2(listed: int, volume: int) -> int:

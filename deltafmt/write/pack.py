@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,13 +22,14 @@ from deltafmt.kernels.digest import Digest
 from deltafmt.store import Sink, Store
 from deltafmt.write.cut import Bits
 
-T = TypeVar("T")
 R = TypeVar("R")
 
-KEPT_BYTES = 64 << 20
-"""Stored chunks that are kept in memory until the commit; beyond that they are read back."""
-CHANGES_BYTES = 64 << 20
-"""Detected changes that are kept until the commit; beyond that they are decoded from the chunks again."""
+CHANGES_BYTES = 32 << 20
+"""Detected changes that are kept until the commit; of the domains beyond that, the chunks are."""
+KEPT_BYTES = 16 << 20
+"""Chunks that are kept until the commit; beyond that they are read back."""
+LARGE_BYTES = 96 << 20
+"""What large chunks may take while they are made and until they are written."""
 
 Changes = tuple[npt.NDArray[np.uint32], Bits]
 
@@ -49,13 +52,39 @@ class DomainResult:
     changes: Changes | None
 
 
+class Kept:
+    """What brings a copy of the base to the result, as far as it is kept in memory.
+
+    `changes` of some domains, `chunks` of the others; `complete` tells whether any chunk is missing.
+    """
+
+    def __init__(self) -> None:
+        self.changes: dict[int, Changes] = {}
+        self.chunks: list[PackedChunk] = []
+        self.complete = True
+        self._changes_left, self._chunks_left = CHANGES_BYTES, KEPT_BYTES
+
+    def add(self, chunk: PackedChunk, changes: Changes | None) -> None:
+        """Keep one domain's changes, or its chunk, or neither."""
+        size = sum(part.nbytes for part in changes or ())
+        if changes is not None and size <= self._changes_left:
+            self.changes[chunk.head.domain] = changes
+            self._changes_left -= size
+        elif chunk.nbytes <= self._chunks_left and self.complete:
+            self.chunks.append(chunk)
+            self._chunks_left -= chunk.nbytes
+        else:
+            # Storage is read anyhow.
+            self.complete = False
+            self.chunks = []
+
+
 @dataclass(slots=True, kw_only=True)
 class WayParts:
     """What a finished shard (of `size` bytes; 0: not written) contributes to a manifest, and what brings a
     copy of the base to the result.
 
-    `digests` are those of the domains asked for. The copy is brought on by `changes`, by domain, or else by
-    `kept`, the chunks; either is None where it was too much to keep.
+    `digests` are those of the domains asked for; `kept` is None where nothing is to follow.
     """
 
     size: int
@@ -67,27 +96,66 @@ class WayParts:
     moved: npt.NDArray[np.uint64]
     changed: int
     listed: int
-    changes: dict[int, Changes] | None
-    kept: list[PackedChunk] | None
+    kept: Kept | None
 
 
-def in_order(work: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
-    """Results of `work` in the items' order, by worker threads, few items ahead of the consumer."""
+class Room:
+    """Memory for work on large items, shared by worker threads; items are numbered in order.
+
+    The first item that is not finished always gets what it asks for, so that nobody waits for ever.
+    """
+
+    def __init__(self, most: int = LARGE_BYTES) -> None:
+        self._most, self._first = most, -1
+        self._held: dict[int, int] = {}
+        self._changed = threading.Condition()
+
+    def take(self, item: int, nbytes: int) -> None:
+        """Wait until an item may take so much."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: item <= self._first or sum(self._held.values()) + nbytes <= self._most
+            )
+            self._held[item] = nbytes
+
+    def reach(self, item: int) -> None:
+        """All items before this one are finished."""
+        with self._changed:
+            self._first = item
+            for done in [held for held in self._held if held < item]:
+                del self._held[done]
+            self._changed.notify_all()
+
+
+def in_order(
+    work: Callable[[int], R], items: Iterable[int], threads: int, room: Room | None = None
+) -> Iterator[R]:
+    """Results of `work` in the items' order (ascending), by worker threads, few items ahead of the consumer."""
+    room = room or Room()
     if threads <= 1:
-        yield from map(work, items)
+        for item in items:
+            room.reach(item)
+            yield work(item)
         return
-    pending: deque[Future[R]] = deque()
+    pending: deque[tuple[int, Future[R]]] = deque()
     with ThreadPoolExecutor(threads, "deltafmt-write") as pool:
+
+        def take() -> R:
+            item, future = pending.popleft()
+            room.reach(item)
+            return future.result()
+
         try:
             for item in items:
-                pending.append(pool.submit(work, item))
+                pending.append((item, pool.submit(work, item)))
                 if len(pending) > threads:
-                    yield pending.popleft().result()
+                    yield take()
             while pending:
-                yield pending.popleft().result()
+                yield take()
         finally:
-            for future in pending:
+            for _, future in pending:
                 future.cancel()
+            room.reach(sys.maxsize)
 
 
 @dataclass(kw_only=True)
@@ -170,9 +238,8 @@ def pack(
     digests: dict[int, Digest] = {}
     rows: list[tuple[int, ...]] = []
     moved = np.zeros((tensors, 2), np.uint64)
-    changed = listed = kept_bytes = 0
-    kept: list[PackedChunk] | None = [] if keep else None
-    changes: dict[int, Changes] | None = {} if keep else None
+    changed = listed = 0
+    kept = Kept() if keep else None
     try:
         for result in results:
             for tensor, digest in result.moved.items():
@@ -186,9 +253,8 @@ def pack(
                 continue
             shard.add(result.chunk)
             listed += result.chunk.head.listed
-            kept_bytes += result.chunk.nbytes
-            kept = _keep(kept, result.chunk, kept_bytes)
-            changes = _keep_changes(changes, result, changed)
+            if kept is not None:
+                kept.add(result.chunk, result.changes)
         chunks, columns = shard.tables()
         domains: DomainTable = DomainTable.of_rows(rows)
         tables: dict[str, Any] = {"chunks": chunks, "columns": columns, "domains": domains}
@@ -205,29 +271,9 @@ def pack(
         moved=moved,
         changed=changed,
         listed=listed,
-        changes=changes,
         kept=kept,
         **tables,
     )
-
-
-def _keep(kept: list[PackedChunk] | None, chunk: PackedChunk, total: int) -> list[PackedChunk] | None:
-    if kept is None or total > KEPT_BYTES:
-        return None
-    kept.append(chunk)
-    return kept
-
-
-def _keep_changes(
-    changes: dict[int, Changes] | None, result: DomainResult, total: int
-) -> dict[int, Changes] | None:
-    if changes is None or result.changes is None:
-        return None
-    positions, new = result.changes
-    if total * (positions.itemsize + new.itemsize) > CHANGES_BYTES:
-        return None
-    changes[result.domain] = result.changes
-    return changes
 
 
 def _domain_row(result: DomainResult) -> tuple[int, ...]:

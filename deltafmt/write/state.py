@@ -19,7 +19,7 @@ from deltafmt.read.materialize import follow as apply_way
 from deltafmt.schema import Schema
 from deltafmt.write.cut import Cut
 from deltafmt.write.detect import SnapshotDetector, copy_live, put_changes
-from deltafmt.write.pack import WayParts, in_order
+from deltafmt.write.pack import Kept, WayParts, in_order
 from deltafmt.write.source import LiveSource
 from deltafmt.write.way import tensor_sums
 
@@ -77,17 +77,16 @@ def follow(
 ) -> None:
     """Bring the detector's copy from the base to a version just committed, by what was stored of it."""
     tensors = _reusable(cut.schema, detector)
-    if parts.changes is not None:
-        # Nothing is new in this version: every tensor is in the copy, and the changes are at hand.
-        baseline, changes = detector.flats(cut), parts.changes
-        put = in_order(lambda d: put_changes(cut, baseline, d, *changes[d]), changes, threads)
-        for _ in put:
-            pass
-        detector.tensors = tensors
-        return
-    chunks = None if parts.kept is None else [_staged(chunk) for chunk in parts.kept]
+    kept = parts.kept or Kept()
+    baseline = detector.flats(cut)
     detector.tensors = {}
-    apply_way(history, stored, tensors, chunks=chunks, threads=threads)
+    # Domains of which changes were kept have no part that is new: all of it is in the copy.
+    changes = kept.changes
+    for _ in in_order(lambda d: put_changes(cut, baseline, d, *changes[d]), changes, threads):
+        pass
+    if kept.chunks or not kept.complete:
+        chunks = [_staged(chunk) for chunk in kept.chunks] if kept.complete else None
+        apply_way(history, stored, tensors, chunks=chunks, without=changes.keys(), threads=threads)
     detector.tensors = tensors
 
 

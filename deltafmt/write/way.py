@@ -20,14 +20,15 @@ from deltafmt.read.history import Stored
 from deltafmt.store import Store
 from deltafmt.write.commit import now_ms
 from deltafmt.write.cut import Cut
+from deltafmt.write.dense import encode_dense
 from deltafmt.write.detect import Baseline, Detected, detect, digest_of, take_all
-from deltafmt.write.encode import encode, encode_dense
-from deltafmt.write.pack import DomainResult, ShardWriter, WayParts, in_order, pack
+from deltafmt.write.encode import encode
+from deltafmt.write.pack import DomainResult, Room, ShardWriter, WayParts, in_order, pack
 from deltafmt.write.receipts import merged, moved_table, replica_table, sum_moved
 from deltafmt.write.source import LiveSource
 
-_CHANGES_BYTES = 4 << 20
-"""Changes of one domain beyond this are not held until the commit, but decoded from its chunk again."""
+_COLUMNS_BYTES = 6
+"""Bytes per element that gaps, kinds, magnitudes and what compresses them take beside the result."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,32 +83,42 @@ def delta_results(
     plan: WayPlan, source: LiveSource, baseline: Baseline, known: dict[int, Digest], threads: int
 ) -> Iterator[DomainResult]:
     """Detect and encode every domain. `known` holds digests of the baseline's domains, as far as known."""
-    cut, scratch = plan.cut, threading.local()
+    cut, scratch, room = plan.cut, threading.local(), Room()
 
     def work(domain: int) -> DomainResult:
         if not hasattr(scratch, "diff"):
             scratch.diff = DiffScratch()
         detected = detect(cut, source, baseline, domain, known.get(domain), scratch.diff)
         wanted = plan.recut or domain in plan.shared
-        if wanted and detected.dense is None and detected.base is None:
+        if wanted and not detected.whole and detected.base is None:
             detected.base = digest_of(cut, baseline, domain)
             detected.result += detected.base
-        return _result(detected, encode(cut, source, detected), plan.recut)
+        if detected.whole or detected.crowded:
+            room.take(domain, _large_bytes(cut, domain))
+        chunk = encode(cut, source, baseline, detected, scratch.diff)
+        return _result(detected, chunk, plan.recut)
 
-    return in_order(work, cut.domains, threads)
+    return in_order(work, cut.domains, threads, room)
 
 
 def anchor_results(plan: WayPlan, source: LiveSource, threads: int) -> Iterator[DomainResult]:
     """Encode every domain whole (without data: only its digests)."""
-    cut = plan.cut
+    cut, room = plan.cut, Room()
 
     def work(domain: int) -> DomainResult:
         detected = take_all(cut, source, domain)
-        assert detected.dense is not None
-        chunk = encode_dense(cut, domain, detected.dense) if plan.data else None
-        return _result(detected, chunk, True)
+        if not plan.data:
+            return _result(detected, None, True)
+        room.take(domain, _large_bytes(cut, domain))
+        return _result(detected, encode_dense(cut, source, domain), True)
 
-    return in_order(work, cut.domains, threads)
+    return in_order(work, cut.domains, threads, room)
+
+
+def _large_bytes(cut: Cut, domain: int) -> int:
+    """What coding a domain of which most is stored takes at most: its columns one by one, and the result."""
+    volume = int(cut.tiling.volume[domain])
+    return volume * (cut.width(domain) + _COLUMNS_BYTES)
 
 
 def build_way(
@@ -187,8 +198,7 @@ def _with_aliases(cut: Cut, sums: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint
 
 
 def _result(detected: Detected, chunk: Any, listed: bool) -> DomainResult:
-    size = detected.positions.nbytes + detected.new.nbytes
-    keep = detected.dense is None and size <= _CHANGES_BYTES
+    keep = chunk is not None and not (detected.whole or detected.crowded)
     return DomainResult(
         domain=detected.domain,
         chunk=chunk,
@@ -197,5 +207,5 @@ def _result(detected: Detected, chunk: Any, listed: bool) -> DomainResult:
         result=detected.result,
         base=detected.base,
         listed=listed or chunk is not None,
-        changes=(detected.positions, detected.new) if keep else None,
+        changes=(detected.positions.copy(), detected.new.copy()) if keep else None,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,8 +15,10 @@ from deltafmt.read.decode import Decoded, DomainShape, decode_chunk
 from deltafmt.schema import Schema, TensorSpec
 from deltafmt.tiling import make_tiling
 from deltafmt.write.cut import Cut
+from deltafmt.write.dense import encode_dense
 from deltafmt.write.detect import Detected
-from deltafmt.write.encode import choose_shift, encode_dense, encode_set, encode_step
+from deltafmt.write.encode import choose_shift, encode_set, encode_step
+from deltafmt.write.source import LiveSource
 
 DTYPES = {"uint8": 1, "bfloat16": 2, "float32": 4, "int64": 8}
 
@@ -65,7 +68,12 @@ def test_what_is_encoded_is_decoded(dtype: str, volume: int, share: float, seed:
 def test_dense_chunks_are_decoded() -> None:
     cut = cut_of("float32", 5000)
     bits = np.arange(5000, dtype="<u4") * 77777
-    np.testing.assert_array_equal(decoded(cut, encode_dense(cut, 0, bits)).values, bits)
+    live = torch.from_numpy(bits.view(np.float32))
+    source = LiveSource(cut, {"a": live[:1666], "b": live[1666:]})
+    chunk = encode_dense(cut, source, 0)
+    np.testing.assert_array_equal(decoded(cut, chunk).values, bits)
+    assert encode_dense(cut, source, 0, below=chunk.nbytes) is None
+    assert encode_dense(cut, source, 0, below=chunk.nbytes + 1) == chunk
 
 
 @pytest.mark.parametrize(("share", "limit"), [(0.002, 1.045), (0.01, 1.035), (0.03, 1.035)])

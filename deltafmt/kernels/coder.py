@@ -1,0 +1,248 @@
+"""Changes into the columns of a chunk, as they come, part by part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from deltafmt.kernels.intrinsics import width_of
+from deltafmt.kernels.positions import append_low, pack_counts
+from deltafmt.kernels.steps import sign_bit, to_key
+
+Bits = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+Positions = npt.NDArray[np.uint32]
+
+_U64 = np.uint64
+_ONE, _TWO, _ZERO = np.uint64(1), np.uint64(2), np.uint64(0)
+_ESCAPE = np.uint64(255)
+_LEAST_ESCAPE = np.uint64(257)
+
+
+class Scratch:
+    """Reusable arrays of one thread, by name; they grow and never shrink."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[tuple[str, str], Bits] = {}
+
+    def take(self, name: str, size: int, dtype: Any = np.uint8) -> Bits:
+        """An array of at least `size` elements with any content; it is the same one at the next call."""
+        key = (name, np.dtype(dtype).str)
+        if key not in self._arrays or len(self._arrays[key]) < size:
+            self._arrays[key] = np.empty(size, dtype)
+        return self._arrays[key]
+
+
+class PositionCoder:
+    """Codes positions that come in ascending order, in parts, into columns that lie in `scratch`.
+
+    `starts` are the blocks' first positions and behind them the volume; at most `listed` positions may
+    come, and exactly so many where there is a shift.
+    """
+
+    def __init__(self, starts: Ints, shift: int, *, listed: int, scratch: Scratch) -> None:
+        self._starts, self._shift = starts, shift
+        # An entry of 255 goes on by 255 << shift elements, which bounds how many there can be.
+        self._gap = scratch.take("gap", listed + (int(starts[-1]) >> shift) // 255 + 2)
+        self._low = np.zeros((listed * shift + 7) // 8 + 3, np.uint8)
+        self._counts = np.zeros((4, len(starts) - 1), np.uint32)
+        # Entries and elements so far, the block, and the position that was listed last in it.
+        self._state = np.array([0, 0, 0, starts[0] - 1], np.int64)
+        self._runs = np.empty((len(starts), 2), np.int64)
+
+    @property
+    def listed(self) -> int:
+        """Positions so far."""
+        return int(self._state[1])
+
+    def add(self, positions: Positions) -> Ints:
+        """Code further positions; returns (block, how many of them) one behind another."""
+        count = _positions(
+            positions, self._starts, self._shift, self._gap, self._low, self._counts, self._state, self._runs
+        )
+        return self._runs[:count]
+
+    def columns(self) -> tuple[Bytes, Bytes, Bytes]:
+        """Gaps, low bits and counts; valid until the scratch is used again."""
+        low = self._low[:-3] if self._shift else self._low[:0]
+        return self._gap[: int(self._state[0])], low, pack_counts(*self._counts)
+
+
+class StepCoder:
+    """Codes changes that come in ascending order, in parts; see `PositionCoder`."""
+
+    def __init__(
+        self, starts: Ints, shift: int, order: int, dtype: np.dtype[Any], *, listed: int, scratch: Scratch
+    ) -> None:
+        self._positions = PositionCoder(starts, shift, listed=listed, scratch=scratch)
+        self._order, self._dtype, self._scratch = order, dtype, scratch
+        # Room for one more, since writes come before the decision to keep.
+        self._kind = scratch.take("kind", listed + 4)
+        self._magnitude = scratch.take("magnitude", listed + 1)
+        self._escape = scratch.take("escape", listed + 1, dtype)
+        self._state = np.zeros(2, np.int64)
+
+    @property
+    def listed(self) -> int:
+        """Changes so far."""
+        return self._positions.listed
+
+    @property
+    def escapes(self) -> int:
+        """Changes by more than 256 steps so far."""
+        return int(self._state[1])
+
+    def add(self, positions: Positions, old: Bits, new: Bits) -> None:
+        """Code further changes."""
+        first = self.listed
+        runs = self._positions.add(positions)
+        step = self._scratch.take("step", len(positions), self._dtype)[: len(positions)]
+        columns = (self._kind[first:], self._magnitude, self._escape)
+        _steps(old, new, self._order, step, runs, *columns, self._positions._counts, self._state)
+
+    def columns(self) -> tuple[Bytes, Bytes, Bytes, Bytes, Bytes, Bytes]:
+        """Gaps, low bits, counts, codes, magnitudes and escapes; valid until the scratch is used again."""
+        magnitudes, escapes = self._state.tolist()
+        code = self._scratch.take("code", (self.listed + 3) // 4)[: (self.listed + 3) // 4]
+        _pack_kinds(self._kind, self.listed, code)
+        escape = self._escape[:escapes].view(np.uint8)
+        return (*self._positions.columns(), code, self._magnitude[:magnitudes], escape)
+
+
+@njit(nogil=True, cache=True)
+def _positions(
+    positions: Any, starts: Any, shift: int, gap: Any, low: Any, counts: Any, state: Any, runs: Any
+) -> int:
+    at, i = _U64(state[0]), _U64(state[1])
+    block, previous = state[2], state[3]
+    first = run = 0
+    while first < positions.size:
+        if positions[first] >= starts[block + 1]:
+            block = np.searchsorted(starts, positions[first], "right") - 1
+            previous = starts[block] - 1
+        here = positions[first : first + np.searchsorted(positions[first:], starts[block + 1])]
+        before = at
+        if shift == 0:
+            at = _gaps(here, previous, gap, at)
+        else:
+            at = _shifted_gaps(here, previous, shift, gap, at, low, i)
+        previous = np.int64(here[here.size - 1])
+        i += _U64(here.size)
+        counts[0, block] += at - before
+        counts[1, block] += here.size
+        runs[run, 0], runs[run, 1] = block, here.size
+        run += 1
+        first += here.size
+    state[0], state[1], state[2], state[3] = at, i, block, previous
+    return run
+
+
+@njit(nogil=True, cache=True)
+def _gaps(positions: Any, previous: int, gap: Any, at: Any) -> Any:
+    next_one = _U64(previous + 1)
+    for k in range(positions.size):
+        p = _U64(positions[k])
+        distance = p - next_one
+        next_one = p + _ONE
+        # One entry of 255 is written whether it counts or not: whether it does is hard to predict.
+        gap[at] = _ESCAPE
+        far = _U64(distance >= _ESCAPE)
+        at += far
+        distance -= far * _ESCAPE
+        while distance >= _ESCAPE:
+            gap[at] = _ESCAPE
+            at += _ONE
+            distance -= _ESCAPE
+        gap[at] = distance
+        at += _ONE
+    return at
+
+
+@njit(nogil=True, cache=True)
+def _shifted_gaps(positions: Any, previous: int, shift: int, gap: Any, at: Any, low: Any, i: Any) -> Any:
+    mask = (_ONE << _U64(shift)) - _ONE
+    next_one = _U64(previous + 1)
+    bit = i * _U64(shift)
+    for k in range(positions.size):
+        p = _U64(positions[k])
+        distance = p - next_one
+        next_one = p + _ONE
+        append_low(low, bit, distance & mask)
+        bit += _U64(shift)
+        distance >>= _U64(shift)
+        while distance >= _ESCAPE:
+            gap[at] = _ESCAPE
+            at += _ONE
+            distance -= _ESCAPE
+        gap[at] = distance
+        at += _ONE
+    return at
+
+
+@njit(nogil=True, cache=True)
+def _steps(
+    old: Any, new: Any, order: int, step: Any, runs: Any,
+    kind: Any, magnitude: Any, escape: Any, counts: Any, state: Any,
+) -> None:  # fmt: skip
+    m, e = _U64(state[0]), _U64(state[1])
+    first = 0
+    for run in range(runs.shape[0]):
+        block, stop = runs[run, 0], first + runs[run, 1]
+        part = step[first:stop]
+        _between(old[first:stop], new[first:stop], order, part)
+        _kinds(part, kind[first:stop])
+        before_m, before_e = m, e
+        m, e = _magnitudes(part, magnitude, m, escape, e)
+        counts[2, block] += m - before_m
+        counts[3, block] += e - before_e
+        first = stop
+    state[0], state[1] = m, e
+
+
+@njit(nogil=True, cache=True)
+def _between(old: Any, new: Any, order: int, step: Any) -> None:
+    sign = sign_bit(width_of(old))
+    mask = (sign - _ONE) | sign
+    for k in range(old.size):
+        step[k] = to_key(_U64(new[k]), sign, mask, order) - to_key(_U64(old[k]), sign, mask, order)
+
+
+@njit(nogil=True, cache=True)
+def _kinds(step: Any, kind: Any) -> None:
+    """Bit 0: downwards, bit 1: by more than one."""
+    sign = sign_bit(width_of(step))
+    mask = (sign - _ONE) | sign
+    for k in range(step.size):
+        d = _U64(step[k])
+        kind[k] = _U64(d & sign != _ZERO) | _U64((d + _ONE) & mask > _TWO) << _ONE
+
+
+@njit(nogil=True, cache=True)
+def _magnitudes(step: Any, magnitude: Any, m: Any, escape: Any, e: Any) -> Any:
+    sign = sign_bit(width_of(step))
+    mask = (sign - _ONE) | sign
+    for k in range(step.size):
+        d = _U64(step[k])
+        size = (_ZERO - d) & mask if d & sign else d
+        larger = _U64(size > _ONE)
+        if size >= _LEAST_ESCAPE:
+            escape[e] = step[k]
+            e += _ONE
+            size = _ESCAPE + _TWO
+        # Written before it is known whether it counts.
+        magnitude[m] = size - _TWO
+        m += larger
+    return m, e
+
+
+@njit(nogil=True, cache=True)
+def _pack_kinds(kind: Any, listed: int, code: Any) -> None:
+    for k in range(listed, (listed + 3) // 4 * 4):
+        kind[k] = 0
+    for k in range(code.size):
+        four = kind[4 * k : 4 * k + 4]
+        code[k] = four[0] | four[1] << 2 | four[2] << 4 | four[3] << 6
