@@ -142,5 +142,9 @@ class Layout:
                     "untouched box leaves its target", kind="placement-outside", where=f"{name!r} {box}"
                 )
             untouched[name].append(box)
+        for name in self.casts.keys() - targets.keys():
+            raise LayoutError(
+                "cast of a local tensor that was not given", kind="name-unknown", where=repr(name)
+            )
         for name, info in targets.items():
             check_target(name, info, by_target[name], untouched[name], schema)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from deltafmt.format.signing import Signer, Verifier, check_signer
 from deltafmt.read.history import History
 from deltafmt.read.materialize import allocate, follow, materialize
 from deltafmt.schema import Schema
-from deltafmt.store import open_store
+from deltafmt.store import Url, open_store
 from deltafmt.verify import Report, verify_lineage
 from deltafmt.write.anchor import add_anchor_way
 from deltafmt.write.commit import create_root
@@ -47,7 +48,7 @@ class VersionInfo:
     meta: dict[str, Any]
 
 
-def create(url: str, schema: Schema, *, storage_options: Mapping[str, Any] | None = None) -> Lineage:
+def create(url: Url, schema: Schema, *, storage_options: Mapping[str, Any] | None = None) -> Lineage:
     """Make a new, empty lineage at a root.
 
     Raises `CommitConflictError` (`lineage-exists`) if there is one, and `UnsupportedError` for storage that
@@ -59,7 +60,7 @@ def create(url: str, schema: Schema, *, storage_options: Mapping[str, Any] | Non
 
 
 def open(  # noqa: A001 (the word everybody expects)
-    url: str,
+    url: Url,
     *,
     storage_options: Mapping[str, Any] | None = None,
     trust: Sequence[Verifier] = (),
@@ -97,8 +98,9 @@ class Lineage:
         return self.history.latest()
 
     def log(self) -> list[VersionInfo]:
-        """All versions, ascending."""
-        return [self.info(version) for version in self.history.versions()]
+        """All versions up to the newest, ascending; `FormatError` for a damaged manifest among them."""
+        newest = self.latest()
+        return [] if newest is None else [self.info(v) for v in self.history.versions() if v <= newest]
 
     def info(self, version: int | None = None) -> VersionInfo:
         """One line of the log."""
@@ -138,7 +140,7 @@ class Lineage:
         """
         number = self._version(version)
         schema = self.schema(number)
-        wanted = list(schema.names if names is None else names)
+        wanted = _wanted(schema, names)
         owners = allocate(schema, wanted)
         materialize(self.history, number, owners)
         return {name: owners[schema.resolve(name).name] for name in wanted}
@@ -153,7 +155,7 @@ class Lineage:
         """Like `read`, tensor after tensor in the asked order, holding about `batch_bytes` at a time."""
         number = self._version(version)
         schema = self.schema(number)
-        wanted = list(schema.names if names is None else names)
+        wanted = _wanted(schema, names)
         for batch in _batches(schema, wanted, batch_bytes):
             yield from self.read(number, batch).items()
 
@@ -245,11 +247,17 @@ class Lineage:
 
     def _version(self, version: int | None) -> int:
         if version is not None:
-            return version
+            return operator.index(version)
         latest = self.latest()
         if latest is None:
             raise NotFoundError("no version has been published yet", kind="version-missing", where=self.url)
         return latest
+
+
+def _wanted(schema: Schema, names: Iterable[str] | None) -> list[str]:
+    if names is None:
+        return list(schema.names)
+    return [names] if isinstance(names, str) else list(names)
 
 
 def _comparable(before: Schema, after: Schema, name: str) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltafmt.dtypes import DType, dtype_of
-from deltafmt.errors import NotFoundError
+from deltafmt.errors import NotFoundError, SchemaError
 from deltafmt.schema_check import check_aliases, check_columns
 
 Ints = npt.NDArray[np.int64]
@@ -119,11 +119,20 @@ class Schema:
         A tensor that occupies exactly the storage of an earlier one (same first element, shape, strides
         and dtype) becomes its alias; empty tensors never do.
         """
+        if hasattr(named_tensors, "state_dict"):
+            raise TypeError("give named tensors, such as model.state_dict(), not the model itself")
         pairs = named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors
         owners: dict[object, str] = {}
         specs = []
         for name, tensor in pairs:
-            dtype = str(tensor.dtype).removeprefix("torch.")
+            if not hasattr(tensor, "dtype"):
+                raise SchemaError(
+                    "neither a torch tensor nor a numpy array",
+                    kind="dtype-unknown",
+                    where=repr(name),
+                    found=type(tensor).__name__,
+                )
+            dtype = _dtype_name(tensor.dtype)
             shape = tuple(int(n) for n in tensor.shape)
             owner = None
             if math.prod(shape):
@@ -211,6 +220,11 @@ class Schema:
 def _read_only(array: Array) -> Array:
     array.flags.writeable = False
     return array
+
+
+def _dtype_name(dtype: Any) -> str:
+    """Torch's name of a torch or numpy dtype, whatever the byte order."""
+    return str(dtype.newbyteorder("=") if hasattr(dtype, "newbyteorder") else dtype).removeprefix("torch.")
 
 
 def _place(tensor: Any) -> tuple[object, ...]:

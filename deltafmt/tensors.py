@@ -39,11 +39,15 @@ def dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def named(named_tensors: NamedTensors) -> dict[str, torch.Tensor]:
+def named(named_tensors: NamedTensors, *, may_copy: bool = False) -> dict[str, torch.Tensor]:
     """Name the given tensors in order; numpy arrays become torch tensors that share their memory.
 
-    Raises `SchemaError` for a name that stands twice and for an array that torch cannot share.
+    With `may_copy` an array that torch cannot share (of negative strides, of another byte order) is copied.
+    Raises `SchemaError` for a name that stands twice and for an array that torch cannot share, `TypeError` for
+    what is no mapping and no iterable.
     """
+    if hasattr(named_tensors, "state_dict"):
+        raise TypeError("give named tensors, such as model.state_dict(), not the model itself")
     if isinstance(named_tensors, Mapping):
         if _plain(named_tensors.values()):
             return dict(named_tensors)
@@ -53,13 +57,22 @@ def named(named_tensors: NamedTensors) -> dict[str, torch.Tensor]:
         if name in result:
             raise SchemaError("tensor name stands twice", kind="name-twice", where=repr(name))
         if not isinstance(tensor, torch.Tensor):
-            tensor = _shared(name, tensor)
+            tensor = _shared(name, _native(tensor) if may_copy else tensor)
         result[name] = tensor.detach() if tensor.requires_grad else tensor
     return result
 
 
 def _plain(tensors: Collection[Any]) -> bool:
     return set(map(type, tensors)) <= {torch.Tensor} and not any(map(attrgetter("requires_grad"), tensors))
+
+
+def _native(array: Any) -> Any:
+    """An array in this machine's byte order and without negative strides: itself, or a copy."""
+    if not isinstance(array, np.ndarray):
+        return array
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return array.copy() if any(stride < 0 for stride in array.strides) else array
 
 
 def _shared(name: str, array: Any) -> torch.Tensor:
@@ -93,3 +106,21 @@ def numpy_bits(tensor: torch.Tensor) -> npt.NDArray[np.unsignedinteger]:
 def empty(dtype: str, shape: tuple[int, ...], device: torch.device | str = "cpu") -> torch.Tensor:
     """A new contiguous tensor whose elements are not initialised."""
     return torch.empty(shape, dtype=torch_dtype(dtype), device=device)
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether the elements stand in memory of this process, or of a device, that can be read.
+
+    They do not on the meta device, in a sparse or nested tensor, in one of a class that only wraps others
+    (a distributed or a fake tensor), or where the storage was given back, as sharded modules do.
+    """
+    if tensor.is_meta or tensor.is_nested or tensor.layout is not torch.strided or tensor.is_quantized:
+        return False
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return False
+    if not tensor.numel():
+        return True
+    last = tensor.storage_offset() + sum(
+        (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return (last + 1) * tensor.element_size() <= tensor.untyped_storage().nbytes()

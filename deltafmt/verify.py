@@ -100,7 +100,7 @@ def verify_lineage(
     survey.total = sum(way.manifest.stored_bytes for way in survey.ways.values()) * (2 if deep else 1)
     for key, way in survey.ways.items():
         _check_shards(survey, key, way.manifest)
-        _check_files(survey, way.manifest)
+    _check_files(survey)
     if deep:
         _replay(survey)
     looked_at = sorted(
@@ -233,13 +233,25 @@ def _check_footer(footer: Footer, manifest: Manifest, row: int, writer: int, whe
         raise FormatError("footer disagrees with the manifest", kind="footer-mismatch", where=where)
 
 
-def _check_files(survey: _Survey, manifest: Manifest) -> None:
-    for digest, _ in manifest.files.values():
+def _check_files(survey: _Survey) -> None:
+    """Read each side file once, however many versions have it."""
+    named: dict[bytes, dict[str, set[int]]] = {}
+    for way in survey.ways.values():
+        for name, (digest, _) in way.manifest.files.items():
+            named.setdefault(digest, {}).setdefault(name, set()).add(way.manifest.version)
+    for digest, uses in named.items():
         try:
             read_side_file(survey.history.store, digest)
         except DeltafmtError as error:
+            places = "; ".join(f"{name!r} of {_span(versions)}" for name, versions in uses.items())
+            error.message = f"side file {places}: {error.message}"
             # Weights can be read without it, so that no version is lost.
             survey.findings.append(_Finding(keys.file_key(digest), error, set()))
+
+
+def _span(versions: set[int]) -> str:
+    first, last = min(versions), max(versions)
+    return f"version {first}" if first == last else f"{len(versions)} versions from {first} to {last}"
 
 
 def _replay(survey: _Survey) -> None:

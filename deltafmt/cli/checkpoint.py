@@ -97,6 +97,7 @@ def _side_files(path: Path) -> dict[str, Path]:
     for file in sorted(path.rglob("*")):
         name = file.relative_to(path)
         hidden = any(part.startswith(".") for part in name.parts)
-        if file.is_file() and not hidden and file.suffix not in WEIGHT_SUFFIXES and name.as_posix() != INDEX:
+        index = len(name.parts) == 1 and file.name.lower().endswith(".safetensors.index.json")
+        if file.is_file() and not hidden and file.suffix not in WEIGHT_SUFFIXES and not index:
             result[check_name(name.as_posix(), where=path)] = file
     return result

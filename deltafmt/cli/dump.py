@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from deltafmt.cli.arguments import Verbs, add_verb, storage_options
 from deltafmt.cli.failures import FINE, UsageError
@@ -46,6 +47,10 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
     if options.column is not None and options.chunk is None:
         raise UsageError("--column needs a chunk", "add --chunk N; without it, dump lists the chunks")
+    if options.key is None and Path(options.target).is_dir():
+        raise UsageError(
+            f"{options.target} is a folder", "name an object in it: deltafmt dump URL versions/....dfm"
+        )
     target = find_target(options.target, options.key)
     source = dump_object.Source(store=open_store(target.root, storage_options(options)), target=target)
     limit = None if options.all else options.rows

@@ -130,7 +130,9 @@ def _fields(record: Any, limit: int | None) -> dict[str, Any]:
         elif isinstance(value, np.ndarray):
             result[name] = value.tolist() if limit is None else value[:limit].tolist()
         elif name == "files":
-            result[name] = {file: {"digest": digest, "bytes": size} for file, (digest, size) in value.items()}
+            result[name] = {
+                file: {"digest": digest.hex(), "bytes": size} for file, (digest, size) in value.items()
+            }
         elif name == "signature" and value is not None:
             result[name] = [value[0], value[1].hex(), value[2].hex()]
         else:

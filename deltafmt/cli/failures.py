@@ -53,6 +53,9 @@ _ADVICE_BY_KIND = {
     "signature-missing": "it was published without --sign-with; drop --trust to take it all the same",
     "signature-untrusted": "give the public half of the key that it names with --trust",
     "signature-wrong": "somebody changed it after it was signed, or it was signed by somebody else",
+    "lineage-missing": "check the URL; `deltafmt create URL --from DIR` begins a lineage there",
+    "object-missing": "`deltafmt verify URL` tells which objects are missing, and what needs them",
+    "store-unsupported": "give a path, or a URL that an installed fsspec driver opens; for S3: pip install 'deltafmt[s3]'",
     "chain-broken": "`deltafmt verify URL` says what is missing; an anchor of a later version mends it",
 }
 """Advice where the reason says more than the class."""

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from deltafmt.cli.arguments import Verbs, add_url, add_verb, open_lineage
-from deltafmt.cli.failures import FINE
+from deltafmt.cli.failures import DAMAGE, FINE
 from deltafmt.cli.output import Output, bytes_text, saving_text, share_text, table, time_text
+from deltafmt.errors import FormatError
 
 _EXAMPLES = """\
   deltafmt log s3://bucket/run                 all versions, oldest first
@@ -27,11 +28,20 @@ def add(verbs: Verbs, common: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, out: Output) -> int:
     lineage = open_lineage(options)
-    infos = lineage.log()
+    versions = lineage.history.versions()
     if options.last is not None:
-        infos = infos[max(0, len(infos) - options.last) :]
-    out.give([row_of(lineage, info) for info in infos], _render)
-    return FINE
+        versions = versions[max(0, len(versions) - options.last) :]
+    rows = [_row(lineage, version) for version in versions]
+    out.give(rows, _render)
+    return DAMAGE if any("damage" in row for row in rows) else FINE
+
+
+def _row(lineage: Any, version: int) -> dict[str, Any]:
+    """A version's line; one whose manifest is damaged does not hide the others."""
+    try:
+        return row_of(lineage, lineage.info(version))
+    except FormatError as error:
+        return {"version": version, "damage": error.kind, "message": str(error)}
 
 
 def row_of(lineage: Any, info: Any) -> dict[str, Any]:
@@ -57,10 +67,14 @@ def _render(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield "no version yet"
         return
     yield from table(HEADER, map(cells_of, rows), left=["ways"])
+    if any("damage" in row for row in rows):
+        yield "next: run `deltafmt verify URL` to see all damage and which versions it takes down"
 
 
 def cells_of(row: dict[str, Any]) -> tuple[str, ...]:
     """A version's line for people, under `HEADER`."""
+    if "damage" in row:
+        return (str(row["version"]), *["-"] * (len(HEADER) - 2), f"damaged: {row['damage']}")
     return (
         str(row["version"]),
         "-" if row["base"] is None else str(row["base"]),

@@ -145,10 +145,9 @@ def _render(data: dict[str, Any]) -> Iterator[str]:
         f"  model    {count_text(data['tensors'])} tensors, {count_text(data['elements'])} elements, "
         f"{bytes_text(data['full_bytes'])}"
     )
-    yield (
-        f"  changed  {count_text(data['changed'])} elements ({share_text(data['changed'], data['elements'])}), "
-        f"{bytes_text(data['stored_bytes'])} stored, {saving_text(data['full_bytes'], data['stored_bytes'])} less"
-    )
+    if data["changed"] is not None:
+        yield f"  changed  {count_text(data['changed'])} elements ({share_text(data['changed'], data['elements'])})"
+    yield f"  stored   {bytes_text(data['stored_bytes'])}, {saving_text(data['full_bytes'], data['stored_bytes'])} less"
     if data["files"]:
         yield f"  files    {', '.join(f'{name} ({bytes_text(size)})' for name, size in data['files'].items())}"
     if data["chunks"]:

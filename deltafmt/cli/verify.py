@@ -10,12 +10,13 @@ from deltafmt.cli.arguments import (
     Verbs,
     add_url,
     add_verb,
-    open_lineage,
     resolve_version,
+    storage_options,
     version_argument,
 )
 from deltafmt.cli.failures import DAMAGE, FINE
 from deltafmt.cli.output import Output, bytes_text
+from deltafmt.format.keys import FILES
 
 _EXAMPLES = """\
   deltafmt verify s3://bucket/run               everything: all objects, all checksums, all digests
@@ -34,7 +35,12 @@ def add(verbs: Verbs, common: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    lineage = open_lineage(options)
+    from deltafmt.lineage import Lineage
+    from deltafmt.read.history import History
+    from deltafmt.store import open_store
+
+    # Not opened as other verbs do: a descriptor that is damaged is a finding like any other.
+    lineage = Lineage(History(open_store(options.url, storage_options(options))))
     version = None if options.version is None else resolve_version(lineage, options.version)
     with out.bytes_progress("verifying") as progress:
         report = lineage.verify(version, deep=not options.shallow, progress=progress)
@@ -56,6 +62,12 @@ def _problem(problem: Any) -> dict[str, Any]:
     }
 
 
+def _spared(key: str) -> str:
+    if key.startswith(f"{FILES}/"):
+        return "no weights; but these versions cannot be exported"
+    return "no version (another way leads to each)"
+
+
 def _render(data: dict[str, Any]) -> Iterator[str]:
     if data["ok"]:
         yield f"no damage found ({bytes_text(data['checked_bytes'])} of shards read)"
@@ -64,7 +76,7 @@ def _render(data: dict[str, Any]) -> Iterator[str]:
         yield f"{problem['object']}  [{problem['kind']}]"
         yield f"  {problem['message']}"
         takes = ranges_text(problem["versions"])
-        yield f"  takes down: {f'version {takes}' if takes else 'no version (another way leads to each)'}"
+        yield f"  takes down: {f'version {takes}' if takes else _spared(problem['object'])}"
     lost = ranges_text(data["versions_lost"])
     yield ""
     yield f"{len(data['problems'])} problem(s); versions lost: {lost or 'none'}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from deltafmt.errors import FormatError
 from deltafmt.format.constants import MAX_VERSION
@@ -99,6 +100,8 @@ def check_name(name: str, *, where: object = None) -> str:
 
     No empty, `.` or `..` part, no leading slash, backslash, scheme, percent escape or control byte.
     """
+    if not isinstance(name, str):
+        raise FormatError("name is no text", kind="key-unsafe", where=where, found=repr(name)[:64])
     parts = name.split("/")
     unsafe = (
         any(part in ("", ".", "..") for part in parts)
@@ -112,3 +115,27 @@ def check_name(name: str, *, where: object = None) -> str:
             "name leaves its root or is unsafe", kind="key-unsafe", where=where, found=repr(name[:64])
         )
     return name
+
+
+def check_side_names(names: Iterable[str]) -> None:
+    """Raise `FormatError` (`key-unsafe`) unless all can stand in one folder, beside an export's weights.
+
+    A name that is a file cannot be a folder too, and those of safetensors files and their index are taken.
+    """
+    given = {check_name(name, where="side file") for name in names}
+    for name in sorted(given):
+        parts = name.split("/")
+        above = {"/".join(parts[:k]) for k in range(1, len(parts))} & given
+        if above:
+            raise FormatError(
+                "side file stands where another needs a folder",
+                kind="key-unsafe",
+                where=repr(name),
+                found=repr(above.pop()),
+            )
+        if len(parts) == 1 and name.lower().endswith((".safetensors", ".safetensors.index.json")):
+            raise FormatError(
+                "side file has the name of a weight file, which an export writes itself",
+                kind="key-unsafe",
+                where=repr(name),
+            )

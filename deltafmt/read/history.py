@@ -57,6 +57,12 @@ class History:
         try:
             data = self.store.read(keys.LINEAGE, limit=self._object_bytes)
         except NotFoundError as error:
+            if self.versions():
+                raise FormatError(
+                    "versions are here, but their descriptor is gone",
+                    kind="lineage-missing",
+                    where=f"{keys.LINEAGE} of {self.store.url}",
+                ) from error
             raise NotFoundError(
                 "no lineage here; create one or check the path", kind="lineage-missing", where=self.store.url
             ) from error
@@ -84,10 +90,13 @@ class History:
         for version in reversed(self.versions()):
             try:
                 self.first_way(version)
-            except NotFoundError:
+            except NotFoundError as error:
+                # A schema or tiling that is gone is damage, and no reason to go back.
+                if error.kind == "object-missing":
+                    raise
                 continue
             except FormatError as error:
-                if error.kind == "truncated":
+                if error.kind == "truncated" and error.where == keys.version_key(version):
                     continue
             return version
         return None

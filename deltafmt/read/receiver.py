@@ -19,7 +19,7 @@ from deltafmt.read.prepared import Prepared, Step
 from deltafmt.read.proof import Proof, audit, prove
 from deltafmt.read.replica import Replica, StagedLink
 from deltafmt.read.targets import Targets
-from deltafmt.store import open_store
+from deltafmt.store import Url, open_store
 from deltafmt.tensors import NamedTensors
 
 _P = ParamSpec("_P")
@@ -51,7 +51,7 @@ class Receiver:
 
     def __init__(
         self,
-        url: str,
+        url: Url,
         named_tensors: NamedTensors,
         *,
         layout: Layout | None = None,

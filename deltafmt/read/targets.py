@@ -43,6 +43,7 @@ class Targets:
         self.tensors = _writable(named_tensors)
         self.contiguous = all(map(torch.Tensor.is_contiguous, self.tensors.values()))
         start = self._first_bytes = self._current()
+        self._check_memory(start)
         self._groups = self._meeting(start)
         self.names: tuple[str, ...] = tuple(self.tensors)
         """Memory by memory, the first of the names that show it."""
@@ -54,6 +55,17 @@ class Targets:
             self.addresses = np.array(
                 [start[[row[n] for n in names]].min() for names in self._groups], np.int64
             )
+
+    def _check_memory(self, start: npt.NDArray[np.int64]) -> None:
+        """Raise `UnsupportedError` for elements that are nowhere: of wrappers around tensors, or given back."""
+        for row in np.flatnonzero(start == 0).tolist():
+            name, tensor = list(self.tensors.items())[row]
+            if tensor.numel():
+                raise UnsupportedError(
+                    "a tensor whose elements are not in memory cannot be written to",
+                    kind="device-unsupported",
+                    where=f"{name!r}, a {type(tensor).__name__} on {tensor.device}",
+                )
 
     def check_in_place(self) -> None:
         """Raise `LayoutError` if a tensor's memory was exchanged: what is there now is not what was given."""

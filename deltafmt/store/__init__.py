@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from deltafmt.errors import UnsupportedError
 from deltafmt.store.base import AlreadyExists, Entry, Range, Sink, Store
 from deltafmt.store.local import LocalStore
 from deltafmt.store.memory import MemoryStore
@@ -17,9 +19,13 @@ __all__ = [
     "Range",
     "Sink",
     "Store",
+    "Url",
     "open_store",
     "register_protocol",
 ]
+
+Url = str | os.PathLike[str]
+"""A root: a path, or a URL."""
 
 Opener = Callable[[str, Mapping[str, Any]], Store]
 """(what follows `protocol://`, storage options) -> the store."""
@@ -30,12 +36,15 @@ def register_protocol(protocol: str, opener: Opener) -> None:
     _OPENERS[protocol] = opener
 
 
-def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> Store:
+def open_store(url: Url, storage_options: Mapping[str, Any] | None = None) -> Store:
     """The store of a root.
 
     A plain path and `file://` mean this machine's file system, `memory://` this process's memory; any
     other URL goes to a registered protocol or to fsspec, with `storage_options`. A plain path is literal.
     """
+    url = os.fspath(url)
+    if not url:
+        raise UnsupportedError("no root is named; give a path or URL", kind="store-unsupported")
     protocol, separator, rest = url.partition("://")
     if not separator:
         return LocalStore(url)

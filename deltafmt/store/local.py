@@ -184,7 +184,9 @@ class LocalStore(Store):
                 file.flush()
                 os.fsync(file.fileno())
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            # Whatever is in its way, the first error is the one to tell.
+            with suppress(OSError):
+                temporary.unlink()
             raise
         return temporary
 
@@ -232,8 +234,11 @@ def _in_folder(folder: Path, make: Callable[[], _Made]) -> _Made:
         with suppress(FileNotFoundError):
             _make_folder(folder)
             return make()
-    _make_folder(folder)
-    return make()
+    try:
+        _make_folder(folder)
+        return make()
+    except FileNotFoundError as error:
+        raise StoreError("the folder cannot be made", kind="store-failed", where=str(folder)) from error
 
 
 def _sync_folder(path: Path) -> None:

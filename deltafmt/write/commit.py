@@ -37,7 +37,7 @@ from deltafmt.schema import Schema
 from deltafmt.store import AlreadyExists, Store
 from deltafmt.write.cut import Cut
 
-Files = Mapping[str, "bytes | str | os.PathLike[str]"]
+Files = Mapping[str, "bytes | bytearray | memoryview | str | os.PathLike[str]"]
 """Side files by their names: contents, or paths of local files."""
 
 _CREATE_ATTEMPTS = 3
@@ -61,6 +61,12 @@ def create_root(store: Store, schema: Schema) -> LineageRecord:
     store.check_exclusive()
     if store.exists(keys.LINEAGE):
         raise _exists(store)
+    if any(keys.version_of(key) is not None for key in store.list(keys.VERSIONS)):
+        raise CommitConflictError(
+            "versions are there whose descriptor is gone; put lineage.dfm back, or take another root",
+            kind="lineage-exists",
+            where=store.url,
+        )
     check_count(len(schema))
     store.probe_exclusive()
     digest = digest_of_schema(schema)
@@ -124,11 +130,13 @@ def _readable(data: bytes) -> bytes:
 
 def put_files(store: Store, files: Files) -> dict[str, tuple[bytes, int]]:
     """Store side files under their digests; returns what a manifest says of them."""
-    for name in files:
-        keys.check_name(name, where="side file")
+    keys.check_side_names(files)
     result = {}
     for name, content in files.items():
-        data = content if isinstance(content, bytes) else Path(content).read_bytes()
+        if isinstance(content, bytes | bytearray | memoryview):
+            data = bytes(content)
+        else:
+            data = Path(content).read_bytes()
         digest = blake2b(data)
         put_once(store, keys.file_key(digest), data)
         result[name] = (digest, len(data))

@@ -11,7 +11,7 @@ from deltafmt.dtypes import dtype_of
 from deltafmt.errors import SchemaError
 from deltafmt.schema import Schema, TensorSpec
 
-PublishDtype = str | Mapping[str, str] | None
+PublishDtype = str | torch.dtype | Mapping[str, str | torch.dtype] | None
 
 _CASTS = {("float32", "bfloat16"), ("float32", "float16")}
 
@@ -35,18 +35,28 @@ def published_schema(tensors: Mapping[str, torch.Tensor], publish_dtype: Publish
     )
 
 
-def _dtype_of(spec: TensorSpec, publish_dtype: str | Mapping[str, str]) -> str:
-    if isinstance(publish_dtype, str):
-        wanted = dtype_of(publish_dtype).name
+def _dtype_of(spec: TensorSpec, publish_dtype: str | torch.dtype | Mapping[str, str | torch.dtype]) -> str:
+    if not isinstance(publish_dtype, Mapping):
+        wanted = _name(publish_dtype)
+        if wanted not in {target for _, target in _CASTS}:
+            raise SchemaError(
+                "FP32 tensors are published as BF16 or FP16, or as they are",
+                kind="dtype-mismatch",
+                where="publish_dtype",
+                found=wanted,
+            )
         return wanted if (spec.dtype, wanted) in _CASTS else spec.dtype
     pattern = next((pattern for pattern in publish_dtype if fnmatchcase(spec.name, pattern)), None)
-    wanted = spec.dtype if pattern is None else dtype_of(publish_dtype[pattern]).name
+    wanted = spec.dtype if pattern is None else _name(publish_dtype[pattern])
     if wanted != spec.dtype and (spec.dtype, wanted) not in _CASTS:
         raise SchemaError(
-            "only FP32 tensors are published as another dtype",
+            "only FP32 tensors are published as another dtype, and only as BF16 or FP16",
             kind="dtype-mismatch",
             where=repr(spec.name),
-            expected="float32",
-            found=spec.dtype,
+            found=f"{spec.dtype}, to be published as {wanted}",
         )
     return wanted
+
+
+def _name(dtype: str | torch.dtype) -> str:
+    return dtype_of(str(dtype).removeprefix("torch.")).name

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from deltafmt.errors import SchemaError
-from deltafmt.tensors import dtype_name, numpy_bits, torch_dtype
+from deltafmt.tensors import dtype_name, has_memory, numpy_bits, torch_dtype
 from deltafmt.write.cut import PIECE_ELEMENTS, Bits, Cut, Piece
 
 
@@ -45,17 +45,20 @@ class _View:
         part = self._tensor
         for d, (start, stop) in enumerate(zip(piece.box.start, piece.box.stop, strict=True)):
             part = part.narrow(d, start, stop - start)
-        return numpy_bits(part.to("cpu", self._dtype).contiguous()).reshape(-1)
+        if not part.is_contiguous():
+            # Torch casts a NaN to other bits where elements lie apart; how a tensor is cut must not show.
+            part = part.contiguous()
+        return numpy_bits(part.to("cpu", self._dtype)).reshape(-1)
 
 
 def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
     """Raise `SchemaError` for a tensor whose elements cannot be read, before anything is written."""
     for name, tensor in tensors.items():
-        if tensor.is_sparse or tensor.layout != torch.strided or tensor.is_meta:
+        if not has_memory(tensor):
             raise SchemaError(
-                "only dense tensors that have data can be published",
+                "only a dense tensor that has its elements in memory can be published",
                 kind="dtype-mismatch",
-                where=repr(name),
+                where=f"{name!r}, a {type(tensor).__name__} on {tensor.device}",
             )
         if tensor.is_conj() or tensor.is_neg():
             raise SchemaError(

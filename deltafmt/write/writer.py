@@ -16,18 +16,16 @@ from deltafmt.errors import (
     BaseMismatchError,
     CommitConflictError,
     CommitUnknownError,
-    FormatError,
     NotFoundError,
     SchemaError,
     StoreError,
     UnsupportedError,
 )
-from deltafmt.format.envelope import stored_bytes
 from deltafmt.format.records import Manifest
 from deltafmt.layout import Layout
 from deltafmt.read.history import History, Stored
 from deltafmt.schema import Schema
-from deltafmt.store import open_store
+from deltafmt.store import Url, open_store
 from deltafmt.tensors import NamedTensors, named
 from deltafmt.tiling import DOMAIN_ELEMENTS, make_tiling
 from deltafmt.write.anchor import add_anchor_way
@@ -47,6 +45,7 @@ from deltafmt.write.commit import (
 )
 from deltafmt.write.cut import Cut
 from deltafmt.write.detect import SnapshotDetector
+from deltafmt.write.labels import labels_of
 from deltafmt.write.options import WriterOptions
 from deltafmt.write.pack import DomainResult, WayParts, bounded
 from deltafmt.write.publish_dtype import PublishDtype, published_schema
@@ -61,7 +60,6 @@ from deltafmt.write.state import (
 )
 from deltafmt.write.way import WayPlan, anchor_results, build_way, delta_results, tensor_sums
 
-_META_BYTES = 1 << 20
 _LOG = logging.getLogger("deltafmt")
 
 
@@ -85,7 +83,7 @@ class Writer:
 
     def __init__(
         self,
-        url: str,
+        url: Url,
         *,
         schema: Schema | None = None,
         rank: int = 0,
@@ -141,7 +139,7 @@ class Writer:
         with self._lock:
             self._finish_pending()
             tensors, schema = self._checked(named_tensors)
-            labels = _labels(step, meta)
+            labels = labels_of(step, meta)
             self._ensure_root(schema)
             cut = self._cut_for(schema)
             put_cut(self._store, cut)
@@ -181,7 +179,7 @@ class Writer:
         """
         with self._lock:
             self._finish_pending()
-            return self._publish(self._delta(named_tensors, _labels(step, meta), files))
+            return self._publish(self._delta(named_tensors, labels_of(step, meta), files))
 
     def publish_async(
         self,
@@ -197,7 +195,7 @@ class Writer:
         """
         with self._lock:
             self._finish_pending()
-            draft = self._delta(named_tensors, _labels(step, meta), files)
+            draft = self._delta(named_tensors, labels_of(step, meta), files)
             encoded: list[DomainResult] = list(bounded(draft.results))
             if self._background is None:
                 self._background = ThreadPoolExecutor(1, "deltafmt-publish")
@@ -250,7 +248,7 @@ class Writer:
         self.close()
 
     def _checked(self, named_tensors: NamedTensors) -> tuple[dict[str, torch.Tensor], Schema]:
-        tensors = named(named_tensors)
+        tensors = named(named_tensors, may_copy=True)
         check_count(len(tensors))
         check_tensors(tensors)
         schema = published_schema(tensors, self._publish_dtype)
@@ -470,17 +468,3 @@ class PendingVersion:
         if error is not None and not self._told:
             self._told = True
             raise error
-
-
-def _labels(step: int | None, meta: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The free map of a manifest; `SchemaError` (`meta-invalid`) for what it cannot hold."""
-    labels = dict(meta or {})
-    if step is not None:
-        labels["step"] = int(step)
-    try:
-        size = stored_bytes(labels)
-    except FormatError as error:
-        raise SchemaError("meta cannot be stored", kind="meta-invalid", found=error.found) from error
-    if size > _META_BYTES:
-        raise SchemaError("meta takes at most 1 MiB", kind="meta-invalid", found=f"{size} bytes")
-    return labels

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from pathlib import Path
 
 import pytest
 import torch
 
 import deltafmt
 from deltafmt import WriterOptions
+from deltafmt.errors import DeltafmtError
 from deltafmt.format import keys
 from deltafmt.store.memory import MemoryStore
 
@@ -128,3 +130,26 @@ def test_one_version_is_checked_with_all_that_it_needs(course: Course) -> None:
     assert not course.lineage.verify(4).ok
     with pytest.raises(deltafmt.NotFoundError):
         course.lineage.verify(9)
+
+
+@pytest.mark.parametrize("folder", ["schemas", "tilings"])
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_damaged_schema_or_tiling_hides_no_version(tmp_path: Path, folder: str, cut: bool) -> None:
+    """Only a manifest that is cut itself is not committed yet; what it refers to was stored before it."""
+    root = tmp_path / "run"
+    writer = deltafmt.Writer(root)
+    writer.publish_anchor({"w": torch.ones(3)})
+    writer.publish({"v": torch.ones(5)})
+    lineage = deltafmt.open(root)
+    key = getattr(keys, f"{folder[:-1]}_key")(getattr(lineage.manifest(1), folder[:-1]))
+    if cut:
+        (root / key).write_bytes((root / key).read_bytes()[:40])
+    else:
+        (root / key).unlink()
+    with pytest.raises(DeltafmtError) as caught:
+        deltafmt.open(root).read()
+    assert str(caught.value.where).startswith(folder)
+    assert deltafmt.open(root).read(0).keys() == {"w"}
+    with pytest.raises(DeltafmtError):
+        deltafmt.Writer(root).publish({"w": torch.ones(3)})
+    assert not (root / keys.version_key(2)).exists()
