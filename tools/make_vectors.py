@@ -35,6 +35,7 @@ from deltafmt.format.envelope import pack_map, seal, unseal
 from deltafmt.format.objects import (
     digest_of_schema,
     digest_of_tiling,
+    emit_latest,
     emit_lineage,
     emit_manifest,
     emit_schema,
@@ -47,6 +48,7 @@ from deltafmt.format.records import (
     DigestTable,
     DomainTable,
     Footer,
+    LatestRecord,
     LineageRecord,
     Manifest,
     ShardTable,
@@ -540,6 +542,15 @@ def chunk_digests(root: Root, manifest: Manifest) -> list[bytes]:
     return [blake2b(shards[shard][offset : offset + size]) for shard, offset, size in places]
 
 
+def hint_ahead() -> Root:
+    """`latest.dfm` names a version that was never committed, beside names that are none."""
+    root = history(ONE, Coding(), Coding())
+    root.objects[keys.LATEST] = emit_latest(LatestRecord(lineage=LINEAGE, version=70))
+    root.objects["versions/00000000000000000071.dfm.tmp"] = b"not a manifest"
+    root.objects["versions/9.dfm"] = root.objects[keys.version_key(2)]
+    return root
+
+
 def nothing_changed() -> Root:
     root = history(ONE)
     root.add(1, ONE, root.contents[0], base=0)
@@ -569,6 +580,7 @@ GOOD: dict[str, tuple[str, Callable[[], Root]]] = {
     "two-writers": ("shards of two writers", two_writers),
     "side-files": ("side files beside the weights", side_files),
     "signed": ("manifests signed by HMAC-SHA256 with the secret 00 01 .. 1f, chunk digests included", signed),
+    "hint-ahead": ("a hint to a version that does not exist, and names that are no versions", hint_ahead),
     "nothing-changed": ("a delta without chunks", nothing_changed),
     "unknown-keys": ("optional keys of a later revision", unknown_keys),
 }

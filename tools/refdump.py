@@ -85,6 +85,7 @@ OBJECTS = {
         "writer": "int", "writers": "int", "changed": "int?", "listed": "int", "chunks": "ChunkTable",
         "columns": "ColumnTable", "domains": "DomainTable",
     },
+    "latest": {"lineage": "bin16", "version": "int"},
     "floor": {"lineage": "bin16", "version": "int", "created": "int"},
     "lease": {"lineage": "bin16", "reader": "bin16", "start": "int", "seconds": "int", "created": "int"},
 }  # fmt: skip
@@ -967,7 +968,7 @@ def dump(path: Path) -> dict[str, Any]:
     require(kind in OBJECTS, "kind-wrong", where)
     record = parse(data, kind, where)
     for name, bound in (("version", MAX_VERSION), ("start", MAX_VERSION), ("seconds", MAX_LEASE + 1)):
-        if kind in ("floor", "lease") and name in record:
+        if kind in ("latest", "floor", "lease") and name in record:
             require(record[name] < bound, "field-type", f"{where}, field {name}")
     result = {"kind": kind, **plain(record)}
     if kind == "schema":

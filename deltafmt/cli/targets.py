@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from deltafmt.cli.failures import UsageError
 
 _FOLDERS = "versions|ways|schemas|tilings|data|ways-data|files|attempts|floors|leases"
-_KEY = re.compile(rf"(?:^|/)((?:{_FOLDERS})/[^?]*|lineage\.dfm)$")
+_KEY = re.compile(rf"(?:^|/)((?:{_FOLDERS})/[^?]*|(?:lineage|latest)\.dfm)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

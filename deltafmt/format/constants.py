@@ -47,6 +47,8 @@ MAX_SHIFT = 16
 MAX_WRITERS = 100_000
 MAX_VERSION = 10**18
 """Versions stay in 63 bits and in 20 decimal digits."""
+MAX_HINT_BYTES = 4096
+"""Cap on `latest.dfm`: a larger one is no hint."""
 MAX_LEASE_SECONDS = 86_400
 """A lease that holds longer must be renewed, so that a reader that died does not hold versions for ever."""
 

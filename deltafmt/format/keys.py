@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from deltafmt.errors import FormatError
 from deltafmt.format.constants import MAX_VERSION
 
-LINEAGE = "lineage.dfm"
+LINEAGE, LATEST = "lineage.dfm", "latest.dfm"
 VERSIONS, WAYS, SCHEMAS, TILINGS, FILES = "versions", "ways", "schemas", "tilings", "files"
 DATA, WAYS_DATA = "data", "ways-data"
 ATTEMPTS, FLOORS, LEASES, PROBES = "attempts", "floors", "leases", "probes"

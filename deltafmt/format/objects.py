@@ -31,6 +31,7 @@ from deltafmt.format.records import (
     DomainShapeTable,
     FloorRecord,
     Footer,
+    LatestRecord,
     LeaseRecord,
     LineageRecord,
     Manifest,
@@ -75,6 +76,16 @@ def emit_footer(footer: Footer) -> bytes:
 
 def parse_footer(data: Data, *, where: object) -> Footer:
     return cast("Footer", parse(data, "footer", where=where))
+
+
+def emit_latest(record: LatestRecord) -> bytes:
+    return emit(record, "latest")
+
+
+def parse_latest(data: Data, *, where: object) -> LatestRecord:
+    record = cast("LatestRecord", parse(data, "latest", where=where))
+    _check_below(record.version, MAX_VERSION, f"{where}, field `version`")
+    return record
 
 
 def emit_floor(record: FloorRecord) -> bytes:

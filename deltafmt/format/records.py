@@ -249,6 +249,14 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatestRecord:
+    """`latest.dfm`: a hint where to look for the newest version."""
+
+    lineage: bytes = _entry("bin16", "id of the lineage")
+    version: int = _entry("int", "a version that was the newest when this was written")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FloorRecord:
     """`floors/<version>.dfm`: versions below no longer exist."""
 
@@ -337,6 +345,7 @@ RECORDS: dict[str, type[Any]] = {
     "version": Manifest,
     "way": Manifest,
     "footer": Footer,
+    "latest": LatestRecord,
     "floor": FloorRecord,
     "lease": LeaseRecord,
 }

@@ -17,11 +17,13 @@ from deltafmt.format.objects import parse_lineage, parse_manifest, parse_schema,
 from deltafmt.format.records import LineageRecord, Manifest
 from deltafmt.format.signing import Verifier, check_signature
 from deltafmt.format.validate import check_manifest
+from deltafmt.read.newest import find_newest, read_hint
 from deltafmt.schema import Schema
 from deltafmt.store import Store
 from deltafmt.tiling import Tiling
 
 _KEPT_MANIFESTS = 32
+_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,7 @@ class History:
         self._schemas: dict[bytes, Schema] = {}
         self._tilings: dict[bytes, Tiling] = {}
         self._floor = 0
+        self._newest: int | None = None
 
     @cached_property
     def descriptor(self) -> LineageRecord:
@@ -85,21 +88,38 @@ class History:
     def latest(self) -> int | None:
         """The newest committed version; None before the first.
 
-        A manifest that is empty or cut is not committed: some stores show an object before all of it is there.
+        Two or three requests where this handle has asked before, or a writer has left a hint; else a few more,
+        the logarithm of the number of versions. A manifest that is empty or cut is not committed: some stores
+        show an object before all of it is there.
         """
-        for version in reversed(self.versions()):
+        start = read_hint(self.store) if self._newest is None else self._newest
+        for tries_left in reversed(range(_TRIES)):
+            newest = find_newest(start=start, exists=self._exists, floor=self.floor, listed=self.versions)
+            try:
+                self._newest = self._whole(newest)
+            except NotFoundError as error:
+                # A schema or tiling that is gone is damage; a manifest was collected, and newer ones are there.
+                if error.kind == "object-missing" or not tries_left:
+                    raise
+                start = None
+            else:
+                return self._newest
+        raise AssertionError
+
+    def _whole(self, version: int | None) -> int | None:
+        """The newest version up to this one whose manifest is not cut."""
+        while version is not None:
             try:
                 self.first_way(version)
-            except NotFoundError as error:
-                # A schema or tiling that is gone is damage, and no reason to go back.
-                if error.kind == "object-missing":
-                    raise
-                continue
             except FormatError as error:
                 if error.kind == "truncated" and error.where == keys.version_key(version):
+                    version = version - 1 if version else None
                     continue
-            return version
-        return None
+            break
+        return version
+
+    def _exists(self, version: int) -> bool:
+        return self.store.exists(keys.version_key(version))
 
     def first_way(self, version: int) -> Stored:
         """The version's own manifest; `NotFoundError` (`version-missing`) if it does not exist."""

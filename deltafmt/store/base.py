@@ -216,7 +216,7 @@ class Store(abc.ABC):
 
     def exists(self, key: str) -> bool:
         try:
-            self.size(key)
+            self._again(lambda: self.size(key))
         except NotFoundError:
             return False
         return True

@@ -45,6 +45,7 @@ from deltafmt.write.commit import (
 )
 from deltafmt.write.cut import Cut
 from deltafmt.write.detect import SnapshotDetector
+from deltafmt.write.hint import leave_hint
 from deltafmt.write.labels import labels_of
 from deltafmt.write.options import WriterOptions
 from deltafmt.write.pack import DomainResult, WayParts, bounded
@@ -316,6 +317,7 @@ class Writer:
             if outcome is not Outcome.OURS:
                 drop(self._store, manifest.shard_keys)
                 raise conflict(manifest.version)
+            leave_hint(self._store, manifest)
             self._advance(draft, stored, parts)
             self._add_anchor(manifest.version)
             return manifest.version
