@@ -120,6 +120,7 @@ REASONS: dict[str, str] = {
     "element-unowned": "an element that no rank holds, so that no version can have it",
     "replicas-differ": "ranks that hold one part of a tensor with different bits",
     "rank-missing": "a rank that has not delivered, or not in time",
+    "rank-twice": "two processes that take themselves for one rank of a job",
     "rank-failed": "a rank that could not do its part",
     "rank-disagrees": "a rank that was asked for something else than the others",
     # storage

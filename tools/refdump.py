@@ -64,6 +64,8 @@ TABLES = {
         "domain": "<u4", "digest0": "<u8", "digest1": "<u8", "base0": "<u8", "base1": "<u8", "base_known": "<u1"
     },
     "DigestTable": {"digest0": "<u8", "digest1": "<u8"},
+    "MovedTable": {"tensor": "<u4", "digest0": "<u8", "digest1": "<u8"},
+    "ReplicaTable": {"domain": "<u4", "digest0": "<u8", "digest1": "<u8"},
 }  # fmt: skip
 
 _WAY = {
@@ -86,6 +88,23 @@ OBJECTS = {
         "columns": "ColumnTable", "domains": "DomainTable",
     },
     "latest": {"lineage": "bin16", "version": "int"},
+    "attempt": {
+        "lineage": "bin16", "version": "int", "base": "int?", "base_digest": "bin32?", "attempt": "bin16", "job": "bin16",
+        "coordinator": "bin16", "round": "int", "purpose": "int", "writers": "int", "created": "int", "data": "bool",
+        "meta": "map", "schema": "bin32?", "tiling": "bin32?", "holdings": "column u1", "owner": "column u4",
+        "holders": "column u4",
+    },
+    "answer": {
+        "attempt": "bin16", "writer": "int", "failure": "map", "dtypes": "texts", "tensors": "TensorTable",
+        "names": "column u1", "shapes": "column u8", "boxes": "BoxTable", "starts": "column u8", "stops": "column u8",
+    },
+    "receipt": {
+        "lineage": "bin16", "version": "int", "base": "int?", "base_digest": "bin32?", "schema": "bin32",
+        "tiling": "bin32", "attempt": "bin16", "writer": "int", "writers": "int", "size": "int", "changed": "int",
+        "listed": "int", "chunks": "ChunkTable", "columns": "ColumnTable", "domains": "DomainTable",
+        "moved": "MovedTable", "replicas": "ReplicaTable",
+    },
+    "verdict": {"attempt": "bin16", "outcome": "int", "failure": "map"},
     "floor": {"lineage": "bin16", "version": "int", "created": "int"},
     "lease": {"lineage": "bin16", "reader": "bin16", "start": "int", "seconds": "int", "created": "int"},
 }  # fmt: skip

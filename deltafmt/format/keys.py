@@ -9,12 +9,14 @@ from deltafmt.errors import FormatError
 from deltafmt.format.constants import MAX_VERSION
 
 LINEAGE, LATEST = "lineage.dfm", "latest.dfm"
+VERDICT = "verdict"
 VERSIONS, WAYS, SCHEMAS, TILINGS, FILES = "versions", "ways", "schemas", "tilings", "files"
 DATA, WAYS_DATA = "data", "ways-data"
 ATTEMPTS, FLOORS, LEASES, PROBES = "attempts", "floors", "leases", "probes"
 ANCHOR = "anchor"
 
 _VERSION_KEY = re.compile(r"versions/([0-9]{20})\.dfm")
+_REPLY_KEY = re.compile(r"attempts/[0-9]{20}/[0-9a-f]{32}/([0-9]{5})\.dfm")
 _WAY_KEY = re.compile(r"ways/([0-9]{20})/([0-9]{20}|anchor)\.dfm")
 _FLOOR_KEY = re.compile(r"floors/([0-9]{20})\.dfm")
 _LEASE_KEY = re.compile(r"leases/([0-9a-f]{32})\.dfm")
@@ -61,6 +63,32 @@ def shard_key(*, version: int, base: int | None, attempt: bytes, writer: int, fu
     """Key of a shard; `further` for a way beside the version's first one."""
     folder = f"{WAYS_DATA}/{version:020d}/{_base(base)}" if further else f"{DATA}/{version:020d}"
     return f"{folder}/{attempt.hex()}/{writer:05d}.dfs"
+
+
+def attempts_folder(version: int) -> str:
+    return f"{ATTEMPTS}/{version:020d}"
+
+
+def attempt_key(version: int, attempt: bytes) -> str:
+    return f"{attempts_folder(version)}/{attempt.hex()}.dfm"
+
+
+def replies_folder(version: int, attempt: bytes) -> str:
+    return f"{attempts_folder(version)}/{attempt.hex()}"
+
+
+def reply_key(version: int, attempt: bytes, writer: int) -> str:
+    return f"{replies_folder(version, attempt)}/{writer:05d}.dfm"
+
+
+def verdict_key(version: int, attempt: bytes) -> str:
+    return f"{replies_folder(version, attempt)}/{VERDICT}.dfm"
+
+
+def reply_of(key: str) -> int | None:
+    """The writer whose reply has this key; None for any other key."""
+    match = _REPLY_KEY.fullmatch(key)
+    return int(match[1]) if match else None
 
 
 def version_of(key: str) -> int | None:

@@ -110,18 +110,23 @@ def parse_lease(data: Data, *, where: object) -> LeaseRecord:
 
 
 def emit_schema(schema: Schema) -> bytes:
-    return emit(_schema_record(schema), "schema")
+    return emit(schema_record(schema), "schema")
 
 
 def digest_of_schema(schema: Schema) -> bytes:
     """Digest under which the schema is stored."""
-    return content_digest(_schema_record(schema), "schema")
+    return content_digest(schema_record(schema), "schema")
 
 
 def parse_schema(data: Data, *, where: object, digest: bytes | None = None) -> Schema:
     """The schema of an object; with `digest` its content is checked against that name."""
     record = cast("SchemaRecord", parse(data, "schema", where=where))
     _check_digest(record, "schema", digest, where)
+    return schema_of(record, where=where)
+
+
+def schema_of(record: SchemaRecord, *, where: object) -> Schema:
+    """The schema that a record holds, checked."""
     if len(record.tensors) > MAX_TENSORS:
         raise FormatError(
             "too many tensors",
@@ -188,7 +193,7 @@ def _slices(ends: npt.NDArray[np.int64]) -> Iterator[slice]:
     return map(slice, [0, *stops], stops)
 
 
-def _schema_record(schema: Schema) -> SchemaRecord:
+def schema_record(schema: Schema) -> SchemaRecord:
     dtypes = {name: number for number, name in enumerate(dict.fromkeys(schema.dtypes))}
     names = [name.encode() for name in schema.names]
     alias = np.zeros(len(schema), "<u4")

@@ -323,6 +323,61 @@ class Receipt:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """`attempts/<version>/<attempt>.dfm`: rank 0 calls the ranks of its job to write a version together."""
+
+    lineage: bytes = _entry("bin16", "id of the lineage; zero while there is none")
+    version: int = _entry("int", "the version to be written")
+    base: int | None = _entry("int?", "the version that it starts from; nil for an anchor")
+    base_digest: bytes | None = _entry("bin32?", "digest of versions/<base>.dfm; nil for an anchor")
+    attempt: bytes = _entry("bin16", "random id of the try")
+    job: bytes = _entry("bin16", "digest of the job's name: ranks of other jobs take no part")
+    coordinator: bytes = _entry("bin16", "random id of the process that calls")
+    round: int = _entry("int", "number of the call among those of its coordinator, ascending")
+    purpose: int = _entry("int", "0 write the version, 1 prove that the ranks hold the base")
+    writers: int = _entry("int", "number of writer ranks")
+    created: int = _entry("int", "time of the call, milliseconds since 1970 UTC")
+    data: bool = _entry("bool", "false for an anchor whose bytes are elsewhere")
+    meta: dict[str, Any] = _entry("map", "labels of the version, as in its manifest")
+    schema: bytes | None = _entry(
+        "bin32?", "digest of the schema of the result; nil: ranks tell what they hold"
+    )
+    tiling: bytes | None = _entry("bin32?", "digest of the tiling; nil with the schema")
+    holdings: Array = _entry(
+        "column u1", "16 bytes per writer: digest of what it is known to hold; zero: not known"
+    )
+    owner: Array = _entry("column u4", "rank that stores each domain of the tiling")
+    holders: Array = _entry("column u4", "number of ranks that hold each domain, all of it")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """`attempts/<version>/<attempt>/<writer>.dfm`: what a rank holds, or why it does not take part."""
+
+    attempt: bytes = _entry("bin16", "the attempt that is answered")
+    writer: int = _entry("int", "rank of the writer")
+    failure: dict[str, Any] = _entry("map", "empty, or what went wrong: `error`, `kind`, `message`, `where`")
+    dtypes: list[str] = _entry("texts", "as in a schema, of the tensors that the rank knows")
+    tensors: TensorTable = _entry("TensorTable", "as in a schema")
+    names: Array = _entry("column u1", "as in a schema")
+    shapes: Array = _entry("column u8", "as in a schema")
+    boxes: BoxTable = _entry("BoxTable", "the parts that the rank holds, by row of `tensors`")
+    starts: Array = _entry("column u8", "first index of each part per dimension, part after part")
+    stops: Array = _entry("column u8", "index behind the last of each part per dimension, part after part")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """`attempts/<version>/<attempt>/verdict.dfm`: how an attempt ended, where no manifest tells."""
+
+    attempt: bytes = _entry("bin16", "the attempt that has ended")
+    outcome: int = _entry(
+        "int", "0 done, 1 another writer has the version, 2 a new call follows, 3 failed, 4 unknown"
+    )
+    failure: dict[str, Any] = _entry("map", "for 3 what went wrong: `error`, `kind`, `message`, `where`")
+
+
 TABLES: dict[str, type[Table]] = {
     table.__name__: table
     for table in (
@@ -334,6 +389,8 @@ TABLES: dict[str, type[Table]] = {
         ColumnTable,
         DomainTable,
         DigestTable,
+        MovedTable,
+        ReplicaTable,
     )
 }
 """Every table by its name."""
@@ -346,6 +403,10 @@ RECORDS: dict[str, type[Any]] = {
     "way": Manifest,
     "footer": Footer,
     "latest": LatestRecord,
+    "attempt": Attempt,
+    "answer": Answer,
+    "receipt": Receipt,
+    "verdict": Verdict,
     "floor": FloorRecord,
     "lease": LeaseRecord,
 }

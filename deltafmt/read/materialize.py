@@ -45,6 +45,7 @@ def follow(
     way: Stored,
     targets: NamedTensors,
     *,
+    layout: Layout | None = None,
     chunks: list[StagedChunk] | None = None,
     without: Collection[int] = (),
     threads: int | None = None,
@@ -55,7 +56,7 @@ def follow(
     where they are at hand, else they are read; none of the domains in `without` is touched. After an error
     the targets hold no version.
     """
-    replica = _replica(history, targets, None, threads)
+    replica = _replica(history, targets, layout, threads)
     (link,) = replica.links([way])
     if chunks is None:
         replica.stream([replace(link, plan=link.plan.without(without))], None)

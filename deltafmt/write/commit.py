@@ -7,6 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from pathlib import Path
 
@@ -157,7 +158,13 @@ def commit(store: Store, stored: Stored, data: bytes) -> Outcome:
     is `CommitUnknownError` where the storage could not be read either, and `StoreError` (`short-write`),
     before anything is created, for a shard that has not arrived whole.
     """
-    check_shards(store, stored.manifest)
+    try:
+        check_shards(store, stored.manifest)
+    except DeltafmtError:
+        # Ranks that saw sooner that the race was lost have taken their shards away.
+        if settle(store, stored.manifest) is Outcome.THEIRS:
+            return Outcome.THEIRS
+        raise
     for attempt in range(1, _CREATE_ATTEMPTS + 1):
         try:
             store.put_if_absent(stored.key, data)
@@ -176,8 +183,12 @@ def commit(store: Store, stored: Stored, data: bytes) -> Outcome:
 
 def check_shards(store: Store, manifest: Manifest) -> None:
     """Raise `StoreError` (`short-write`) unless all shards lie in the store at their full lengths."""
-    for key, size in zip(manifest.shard_keys, manifest.shards.size.tolist(), strict=True):
-        found = store.size(key)
+    shards = list(zip(manifest.shard_keys, manifest.shards.size.tolist(), strict=True))
+    if not shards:
+        return
+    with ThreadPoolExecutor(min(store.readers, len(shards)), "deltafmt-check") as pool:
+        sizes = list(pool.map(store.size, [key for key, _ in shards]))
+    for (key, size), found in zip(shards, sizes, strict=True):
         if found != size:
             raise StoreError(
                 "storage holds another number of bytes than were written; publish again",

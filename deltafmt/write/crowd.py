@@ -22,7 +22,7 @@ from deltafmt.kernels.steps import plane_of
 from deltafmt.write.cut import Cut
 from deltafmt.write.dense import encode_dense, or_dense
 from deltafmt.write.detect import Baseline, Found, changes
-from deltafmt.write.source import LiveSource
+from deltafmt.write.source import Source
 
 _JUMPS = 4
 """Where more than one change in so many is an escape, steps take more bytes than new bits."""
@@ -35,7 +35,7 @@ class Crowd:
     """The `listed` changes of one domain, part by part; `into` is where a part is held."""
 
     def __init__(
-        self, cut: Cut, source: LiveSource, baseline: Baseline, domain: int, listed: int, into: Found
+        self, cut: Cut, source: Source, baseline: Baseline, domain: int, listed: int, into: Found
     ) -> None:
         self._cut, self._source, self._baseline = cut, source, baseline
         self._domain, self._listed, self._into = domain, listed, into

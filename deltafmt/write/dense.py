@@ -10,21 +10,19 @@ from deltafmt.format.chunk import ChunkHead, ChunkPacker, PackedChunk
 from deltafmt.format.constants import DENSE, PLANE
 from deltafmt.kernels.steps import plane_of
 from deltafmt.write.cut import Cut
-from deltafmt.write.source import LiveSource
+from deltafmt.write.source import Source
 
 _DENSE_SHARE = 0.25
 """A chunk larger than this share of all bits is compared with a dense one."""
 
 
 @overload
-def encode_dense(cut: Cut, source: LiveSource, domain: int) -> PackedChunk: ...
+def encode_dense(cut: Cut, source: Source, domain: int) -> PackedChunk: ...
 @overload
-def encode_dense(cut: Cut, source: LiveSource, domain: int, *, below: int) -> PackedChunk | None: ...
+def encode_dense(cut: Cut, source: Source, domain: int, *, below: int) -> PackedChunk | None: ...
 
 
-def encode_dense(
-    cut: Cut, source: LiveSource, domain: int, *, below: int | None = None
-) -> PackedChunk | None:
+def encode_dense(cut: Cut, source: Source, domain: int, *, below: int | None = None) -> PackedChunk | None:
     """All elements of a domain, one byte plane in memory at a time; None unless that is below some bytes."""
     volume = int(cut.tiling.volume[domain])
     head = ChunkHead(
@@ -46,7 +44,7 @@ def encode_dense(
     return packer.packed(head)
 
 
-def or_dense(cut: Cut, source: LiveSource, chunk: PackedChunk) -> PackedChunk:
+def or_dense(cut: Cut, source: Source, chunk: PackedChunk) -> PackedChunk:
     """The chunk, or a dense one of its domain where that is smaller."""
     domain = chunk.head.domain
     if chunk.nbytes <= _DENSE_SHARE * int(cut.tiling.volume[domain]) * cut.width(domain):

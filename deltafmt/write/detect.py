@@ -15,7 +15,7 @@ from deltafmt.kernels.digest import Digest, digest_run, zero
 from deltafmt.schema import TensorSpec
 from deltafmt.tensors import numpy_bits
 from deltafmt.write.cut import Bits, Cut, Piece
-from deltafmt.write.source import LiveSource
+from deltafmt.write.source import Source
 
 _CROWDED = 128
 """A domain of which more than one element in so many changed may be too much to hold."""
@@ -89,7 +89,7 @@ class Detected:
 
 
 def detect(
-    cut: Cut, source: LiveSource, baseline: Baseline, domain: int, base: Digest | None, scratch: DiffScratch
+    cut: Cut, source: Source, baseline: Baseline, domain: int, base: Digest | None, scratch: DiffScratch
 ) -> Detected:
     """Compare a domain with the baseline. `base` is the baseline's digest of the domain, if it is known."""
     if any(baseline[row] is None for row in cut.tensors_of(domain)):
@@ -127,7 +127,7 @@ def buffers(cut: Cut, domain: int, scratch: DiffScratch) -> Found:
 
 
 def changes(
-    cut: Cut, source: LiveSource, baseline: Baseline, domain: int, into: Found
+    cut: Cut, source: Source, baseline: Baseline, domain: int, into: Found
 ) -> Iterator[tuple[Piece, int, int]]:
     """What differs in a domain: (piece, start, stop) of places in the buffers, in order of position.
 
@@ -161,7 +161,7 @@ def _add_changes(cut: Cut, piece: Piece, here: Found, digest: Digest) -> None:
         digest_changes(piece.flat(positions), old, new, salt, digest)
 
 
-def take_all(cut: Cut, source: LiveSource, domain: int) -> Detected:
+def take_all(cut: Cut, source: Source, domain: int) -> Detected:
     """A domain of which everything is stored, for an anchor."""
     return _detect_new(cut, source, [None] * len(cut.schema), domain, DiffScratch())
 
@@ -182,9 +182,7 @@ def add_piece(cut: Cut, piece: Piece, bits: Bits, digest: Digest) -> None:
         digest_rows(bits, piece.starts, piece.length, cut.salts[piece.tensor], digest)
 
 
-def copy_live(
-    cut: Cut, source: LiveSource, into: Mapping[str, torch.Tensor], domain: int
-) -> dict[int, Digest]:
+def copy_live(cut: Cut, source: Source, into: Mapping[str, torch.Tensor], domain: int) -> dict[int, Digest]:
     """Copy a domain's live bits into flat tensors; returns what each tensor's digest gained."""
     sums: dict[int, Digest] = {}
     for piece, bits in source.pieces(domain):
@@ -217,9 +215,7 @@ def put_changes(
                 scatter(flat, piece.place(positions[low:high]), 0, new[low:high])
 
 
-def _detect_new(
-    cut: Cut, source: LiveSource, baseline: Baseline, domain: int, scratch: DiffScratch
-) -> Detected:
+def _detect_new(cut: Cut, source: Source, baseline: Baseline, domain: int, scratch: DiffScratch) -> Detected:
     """A domain with a part that has no base."""
     total = zero()
     moved: dict[int, Digest] = {}

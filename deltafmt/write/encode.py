@@ -32,7 +32,7 @@ from deltafmt.write.crowd import Crowd
 from deltafmt.write.cut import Bits, Cut
 from deltafmt.write.dense import encode_dense, or_dense
 from deltafmt.write.detect import Baseline, Detected, buffers
-from deltafmt.write.source import LiveSource
+from deltafmt.write.source import Source
 
 _LISTED_PER_BLOCK = 256
 """Elements that a block should list: fewer, and its counts weigh more than they are worth."""
@@ -47,7 +47,7 @@ _LOCAL = threading.local()
 
 
 def encode(
-    cut: Cut, source: LiveSource, baseline: Baseline, detected: Detected, scratch: DiffScratch
+    cut: Cut, source: Source, baseline: Baseline, detected: Detected, scratch: DiffScratch
 ) -> PackedChunk | None:
     """The smallest chunk that brings the domain from its base to its new bits; None if nothing changed."""
     domain = detected.domain

@@ -19,6 +19,10 @@ class WriterOptions:
     rank: tensors are then cut where they cut, so that each rank reads little but its own share. `threads`
     is the number of domains worked on at once (None: one per core, at most eight). `sign_with` signs every
     manifest; versions that are gone on from must then be signed with the same key, or with one of `trust`.
+
+    Of several ranks, `rank_timeout_seconds` is how long they wait for one another. Ranks without a process
+    group find one another by `job`, a name that they share with no other job on the root, nor with an earlier
+    start of their own (None: what torchrun or Slurm say of the job; without those, one job at a time).
     """
 
     domain_elements: int | None = None
@@ -27,12 +31,16 @@ class WriterOptions:
     threads: int | None = None
     sign_with: Signer | None = None
     trust: Sequence[Verifier] = ()
+    rank_timeout_seconds: float = 600.0
+    job: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("domain_elements", "anchor_every", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
+        if not self.rank_timeout_seconds > 0:
+            raise ValueError(f"rank_timeout_seconds must be above 0, not {self.rank_timeout_seconds}")
         if self.sign_with is not None:
             check_signer(self.sign_with)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from deltafmt.errors import IncompleteError, LayoutError, SchemaError
+from deltafmt.format.ranks import answer_of, holding_digest
 from deltafmt.geometry import Box
 from deltafmt.layout import Layout, Placement, TargetInfo
 from deltafmt.schema import Schema, TensorSpec
@@ -24,6 +26,11 @@ class Holding:
 
     schema: Schema
     boxes: tuple[tuple[str, Box], ...]
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Names the holding: equal ones have equal digests."""
+        return holding_digest(answer_of(self.schema, self.boxes, attempt=bytes(16), writer=0))
 
     @classmethod
     def whole(cls, schema: Schema, names: Iterable[str]) -> Holding:
@@ -101,7 +108,7 @@ def share_out(
 
 def common_schema(schemas: Sequence[Schema]) -> Schema:
     """All tensors that some rank knows, in order of first mention; one name is one tensor to all of them."""
-    if all(schema is schemas[0] or schema.tensors == schemas[0].tensors for schema in schemas):
+    if all(schema is schemas[0] or schema == schemas[0] for schema in schemas):
         return schemas[0]
     found: dict[str, tuple[int, TensorSpec]] = {}
     for rank, schema in enumerate(schemas):

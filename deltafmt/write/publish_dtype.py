@@ -13,7 +13,7 @@ from deltafmt.schema import Schema, TensorSpec
 
 PublishDtype = str | torch.dtype | Mapping[str, str | torch.dtype] | None
 
-_CASTS = {("float32", "bfloat16"), ("float32", "float16")}
+CASTS = {("float32", "bfloat16"), ("float32", "float16")}
 
 
 def published_schema(tensors: Mapping[str, torch.Tensor], publish_dtype: PublishDtype) -> Schema:
@@ -38,17 +38,17 @@ def published_schema(tensors: Mapping[str, torch.Tensor], publish_dtype: Publish
 def _dtype_of(spec: TensorSpec, publish_dtype: str | torch.dtype | Mapping[str, str | torch.dtype]) -> str:
     if not isinstance(publish_dtype, Mapping):
         wanted = _name(publish_dtype)
-        if wanted not in {target for _, target in _CASTS}:
+        if wanted not in {target for _, target in CASTS}:
             raise SchemaError(
                 "FP32 tensors are published as BF16 or FP16, or as they are",
                 kind="dtype-mismatch",
                 where="publish_dtype",
                 found=wanted,
             )
-        return wanted if (spec.dtype, wanted) in _CASTS else spec.dtype
+        return wanted if (spec.dtype, wanted) in CASTS else spec.dtype
     pattern = next((pattern for pattern in publish_dtype if fnmatchcase(spec.name, pattern)), None)
     wanted = spec.dtype if pattern is None else _name(publish_dtype[pattern])
-    if wanted != spec.dtype and (spec.dtype, wanted) not in _CASTS:
+    if wanted != spec.dtype and (spec.dtype, wanted) not in CASTS:
         raise SchemaError(
             "only FP32 tensors are published as another dtype, and only as BF16 or FP16",
             kind="dtype-mismatch",

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from deltafmt.errors import IncompleteError
 from deltafmt.format.checksum import DIGEST_BYTES
 from deltafmt.format.records import (
+    Attempt,
     ChunkTable,
     ColumnTable,
     DomainTable,
@@ -21,6 +23,7 @@ from deltafmt.format.records import (
 )
 from deltafmt.joins import expanded
 from deltafmt.kernels.digest import Digest
+from deltafmt.write.cut import Cut
 
 
 def moved_table(moved: npt.NDArray[np.uint64]) -> MovedTable:
@@ -84,3 +87,57 @@ def _joined(table: type[Table], parts: Sequence[Any]) -> Any:
     return table(
         **{name: np.concatenate([getattr(part, name) for part in parts]) for name, _ in table.column_types()}
     )
+
+
+def check_receipts(receipts: Sequence[Receipt], call: Attempt, cut: Cut) -> None:
+    """Raise unless every rank delivered what the call asked for, and replicas are equal.
+
+    What a manifest must obey besides is checked on the manifest.
+    """
+    wanted = (call.version, call.base, call.base_digest, call.schema, call.tiling, call.writers)
+    for rank, receipt in enumerate(receipts):
+        found = (
+            receipt.version, receipt.base, receipt.base_digest, receipt.schema, receipt.tiling, receipt.writers
+        )  # fmt: skip
+        domains = np.concatenate((receipt.domains.domain, receipt.chunks.domain)).astype(np.int64)
+        inside = (domains < len(call.owner)).all() and (call.owner[domains] == rank).all()
+        if found != wanted or not inside or (receipt.moved.tensor >= len(cut.schema)).any():
+            raise IncompleteError(
+                "a rank delivered something else than it was asked for",
+                kind="rank-disagrees",
+                where=f"rank {rank}",
+            )
+    _check_replicas(receipts, call, cut)
+
+
+def _check_replicas(receipts: Sequence[Receipt], call: Attempt, cut: Cut) -> None:
+    """Every rank that holds a domain with others reports one digest of it, and all are equal."""
+    tables = [receipt.replicas for receipt in receipts]
+    domain = np.concatenate([table.domain for table in tables]).astype(np.int64)
+    rank = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+    lanes = np.stack(
+        [np.concatenate([getattr(table, name) for table in tables]) for name in ("digest0", "digest1")],
+        axis=1,
+    )
+    order = np.lexsort((rank, domain))
+    domain, rank, lanes = domain[order], rank[order], lanes[order]
+    expected = np.where(call.holders > 1, call.holders, 0)
+    count = np.bincount(domain, minlength=len(expected))
+    if len(count) != len(expected) or (count != expected).any():
+        raise IncompleteError(
+            "ranks that hold one part of a tensor have not all reported on it",
+            kind="rank-disagrees",
+            where="replicas",
+        )
+    first = np.searchsorted(domain, domain)
+    differ = (lanes != lanes[first]).any(axis=1)
+    if differ.any():
+        at = int(differ.argmax())
+        others = sorted({int(r) for r in rank[(domain == domain[at]) & differ]})
+        tensor, box = cut.tiling.box(int(cut.tiling.domain_box[domain[at]]), cut.schema)
+        raise IncompleteError(
+            "ranks hold one part of a tensor with different bits; if it is no replica, give it a name of its own",
+            kind="replicas-differ",
+            where=f"{cut.schema.tensors[tensor].name!r} {box.start} to {box.stop}, "
+            f"ranks {int(rank[first[at]])} and {', '.join(map(str, others))}",
+        )

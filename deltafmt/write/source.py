@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 import torch
 
@@ -11,13 +12,24 @@ from deltafmt.tensors import dtype_name, has_memory, numpy_bits, torch_dtype
 from deltafmt.write.cut import PIECE_ELEMENTS, Bits, Cut, Piece
 
 
+class Source(Protocol):
+    """The bits that are to be published."""
+
+    def pieces(self, domain: int) -> Iterator[tuple[Piece, Bits]]:
+        """The domain's pieces with their bits: views of live memory, or scratch to be used at once."""
+
+
 class LiveSource:
-    """The tensors of one publish call; they must not change until the call returns."""
+    """The whole tensors of one publish call, by owners' names; they must not change until the call returns.
+
+    Only tensors that the domains asked for have a part of need be there.
+    """
 
     def __init__(self, cut: Cut, tensors: Mapping[str, torch.Tensor]) -> None:
         self._cut = cut
         self._views = [
-            _View(tensors[spec.name], spec.dtype) if spec.alias_of is None else None for spec in cut.schema
+            _View(tensors[spec.name], spec.dtype) if spec.alias_of is None and spec.name in tensors else None
+            for spec in cut.schema
         ]
 
     def pieces(self, domain: int) -> Iterator[tuple[Piece, Bits]]:

@@ -17,9 +17,11 @@ from deltafmt.read.history import History, Stored
 from deltafmt.read.materialize import allocate, materialize
 from deltafmt.read.materialize import follow as apply_way
 from deltafmt.schema import Schema
+from deltafmt.tensors import empty
 from deltafmt.write.cut import Cut
 from deltafmt.write.detect import SnapshotDetector, copy_live, put_changes
 from deltafmt.write.pack import Kept, WayParts, in_order
+from deltafmt.write.part import own_layout
 from deltafmt.write.source import LiveSource
 from deltafmt.write.way import tensor_sums
 
@@ -54,7 +56,7 @@ def fill_from_live(
     threads: int,
 ) -> None:
     """Copy live tensors that hold the version, proving it by digest; `BaseMismatchError` if they do not."""
-    copies = _reusable(cut.schema, detector)
+    copies = _reusable(cut, detector)
     detector.tensors = {}
     source = LiveSource(cut, tensors)
     sums = np.zeros((len(cut.schema), 2), np.uint64)
@@ -76,7 +78,7 @@ def follow(
     history: History, stored: Stored, cut: Cut, parts: WayParts, detector: SnapshotDetector, threads: int
 ) -> None:
     """Bring the detector's copy from the base to a version just committed, by what was stored of it."""
-    tensors = _reusable(cut.schema, detector)
+    tensors = _reusable(cut, detector)
     kept = parts.kept or Kept()
     baseline = detector.flats(cut)
     detector.tensors = {}
@@ -86,7 +88,11 @@ def follow(
         pass
     if kept.chunks or not kept.complete:
         chunks = [_staged(chunk) for chunk in kept.chunks] if kept.complete else None
-        apply_way(history, stored, tensors, chunks=chunks, without=changes.keys(), threads=threads)
+        full = {name: tensor for name, tensor in tensors.items() if tensor.numel() or cut.part is None}
+        layout = own_layout(cut, full)
+        apply_way(
+            history, stored, full, layout=layout, chunks=chunks, without=changes.keys(), threads=threads
+        )
     detector.tensors = tensors
 
 
@@ -113,20 +119,18 @@ def check_dtypes(old: Schema, new: Schema) -> None:
             )
 
 
-def _reusable(schema: Schema, detector: SnapshotDetector) -> dict[str, torch.Tensor]:
+def _reusable(cut: Cut, detector: SnapshotDetector) -> dict[str, torch.Tensor]:
     """Copies of a schema's owners: those that the detector has, new ones for the rest."""
-    fresh = [schema.tensors[row].name for row in schema.owners if not _fits(schema, row, detector.tensors)]
-    made = allocate(schema, fresh)
-    names = [schema.tensors[row].name for row in schema.owners]
-    return {name: made[name] if name in made else detector.tensors[name] for name in names}
-
-
-def _fits(schema: Schema, row: int, tensors: Mapping[str, torch.Tensor]) -> bool:
-    spec = schema.tensors[row]
-    tensor = tensors.get(spec.name)
-    if tensor is None:
-        return False
-    return (str(tensor.dtype), tuple(tensor.shape)) == (f"torch.{spec.dtype}", spec.shape)
+    copies = {}
+    for row in cut.schema.owners:
+        spec, shape = cut.schema.tensors[row], cut.copy_shape(row)
+        tensor = detector.tensors.get(spec.name)
+        fits = tensor is not None and (str(tensor.dtype), tuple(tensor.shape)) == (
+            f"torch.{spec.dtype}",
+            shape,
+        )
+        copies[spec.name] = tensor if tensor is not None and fits else empty(spec.dtype, shape)
+    return copies
 
 
 def _staged(chunk: PackedChunk) -> StagedChunk:

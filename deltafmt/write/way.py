@@ -25,7 +25,7 @@ from deltafmt.write.detect import Baseline, Detected, detect, digest_of, take_al
 from deltafmt.write.encode import encode
 from deltafmt.write.pack import DomainResult, Room, ShardWriter, WayParts, in_order, pack
 from deltafmt.write.receipts import merged, moved_table, replica_table, sum_moved
-from deltafmt.write.source import LiveSource
+from deltafmt.write.source import Source
 
 _COLUMNS_BYTES = 6
 """Bytes per element that gaps, kinds, magnitudes and what compresses them take beside the result."""
@@ -80,7 +80,7 @@ class WayPlan:
 
 
 def delta_results(
-    plan: WayPlan, source: LiveSource, baseline: Baseline, known: dict[int, Digest], threads: int
+    plan: WayPlan, source: Source, baseline: Baseline, known: dict[int, Digest], threads: int
 ) -> Iterator[DomainResult]:
     """Detect and encode every domain. `known` holds digests of the baseline's domains, as far as known."""
     cut, scratch, room = plan.cut, threading.local(), Room()
@@ -101,7 +101,7 @@ def delta_results(
     return in_order(work, cut.domains, threads, room)
 
 
-def anchor_results(plan: WayPlan, source: LiveSource, threads: int) -> Iterator[DomainResult]:
+def anchor_results(plan: WayPlan, source: Source, threads: int) -> Iterator[DomainResult]:
     """Encode every domain whole (without data: only its digests)."""
     cut, room = plan.cut, Room()
 

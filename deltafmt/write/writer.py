@@ -47,9 +47,11 @@ from deltafmt.write.cut import Cut
 from deltafmt.write.detect import SnapshotDetector
 from deltafmt.write.hint import leave_hint
 from deltafmt.write.labels import labels_of
+from deltafmt.write.local import Local
 from deltafmt.write.options import WriterOptions
 from deltafmt.write.pack import DomainResult, WayParts, bounded
 from deltafmt.write.publish_dtype import PublishDtype, published_schema
+from deltafmt.write.ranked import Ranked
 from deltafmt.write.source import LiveSource, check_tensors
 from deltafmt.write.state import (
     Base,
@@ -59,6 +61,7 @@ from deltafmt.write.state import (
     follow,
     merged_digests,
 )
+from deltafmt.write.team import make_team
 from deltafmt.write.way import WayPlan, anchor_results, build_way, delta_results, tensor_sums
 
 _LOG = logging.getLogger("deltafmt")
@@ -74,12 +77,18 @@ class _Draft:
 
 
 class Writer:
-    """Publishes one policy to a root, from one process.
+    """Publishes one policy to a root, from one process or, as one of several ranks, together with them.
 
     Tensors are named torch tensors (any device) or numpy arrays, given anew at each call; they must not
     change until the call returns. `publish_dtype` publishes FP32 masters as their cast: "bfloat16" for all
     of them, or a mapping from name patterns to dtypes. A writer opened on an existing root goes on from the
     version that was newest then. Calls from several threads are served one after another.
+
+    Of `world_size` ranks each gives the parts that it holds: through `layout` (where parts of canonical
+    tensors stand in its local ones; needs `schema`, unless the root has one) or as whole tensors by name. All
+    ranks make the same calls. They talk by `group` (or torch.distributed's default group, if it has just
+    these ranks), else through the root. Of parts that several ranks hold the lowest rank stores one, and the
+    others' must be equal.
     """
 
     def __init__(
@@ -96,12 +105,6 @@ class Writer:
         options: WriterOptions | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        if (rank, world_size, group, layout) != (0, 1, None, None):
-            raise UnsupportedError(
-                "only one writer process with canonical tensors is supported",
-                kind="writer-unsupported",
-                where="rank, world_size, group, layout",
-            )
         self._options = options or WriterOptions()
         self._schema = schema
         self._publish_dtype = publish_dtype
@@ -109,6 +112,17 @@ class Writer:
         self._history = History(open_store(url, storage_options), trust=self._options.trusted)
         self._store = self._history.store
         prove_exclusive(self._store)
+        team = make_team(self._history, rank=rank, world_size=world_size, group=group, options=self._options)
+        if team is None and layout is not None:
+            raise UnsupportedError(
+                "one process publishes whole tensors; a layout is for the parts of several ranks",
+                kind="writer-unsupported",
+                where="layout",
+            )
+        self._ranked: Ranked | None = None
+        if team is not None:
+            local = Local(schema, layout, publish_dtype)
+            self._ranked = Ranked(self._history, team, local, self._detector, self._options)
         newest = self._history.latest()
         self._next = 0 if newest is None else newest + 1
         self._base: Base | None = None
@@ -121,7 +135,7 @@ class Writer:
     @property
     def version(self) -> int | None:
         """The version that the writer published or resumed last; None before the first."""
-        return self._version
+        return self._version if self._ranked is None else self._ranked.version
 
     def publish_anchor(
         self,
@@ -139,8 +153,10 @@ class Writer:
         """
         with self._lock:
             self._finish_pending()
-            tensors, schema = self._checked(named_tensors)
             labels = labels_of(step, meta)
+            if self._ranked is not None:
+                return self._ranked.publish(named_tensors, labels, files, anchor=True, data=store_data)
+            tensors, schema = self._checked(named_tensors)
             self._ensure_root(schema)
             cut = self._cut_for(schema)
             put_cut(self._store, cut)
@@ -180,7 +196,10 @@ class Writer:
         """
         with self._lock:
             self._finish_pending()
-            return self._publish(self._delta(named_tensors, labels_of(step, meta), files))
+            labels = labels_of(step, meta)
+            if self._ranked is not None:
+                return self._ranked.publish(named_tensors, labels, files, anchor=False, data=True)
+            return self._publish(self._delta(named_tensors, labels, files))
 
     def publish_async(
         self,
@@ -196,13 +215,22 @@ class Writer:
         """
         with self._lock:
             self._finish_pending()
-            draft = self._delta(named_tensors, labels_of(step, meta), files)
-            encoded: list[DomainResult] = list(bounded(draft.results))
+            task = self._encoded(named_tensors, labels_of(step, meta), files)
             if self._background is None:
                 self._background = ThreadPoolExecutor(1, "deltafmt-publish")
-            ready = _Draft(plan=draft.plan, results=encoded, advance=draft.advance)
-            self._pending = PendingVersion(self._background.submit(self._publish, ready))
+            self._pending = PendingVersion(self._background.submit(task))
             return self._pending
+
+    def _encoded(
+        self, named_tensors: NamedTensors, labels: dict[str, Any], files: Files | None
+    ) -> Callable[[], int]:
+        """A publish of which only storing and committing remain."""
+        if self._ranked is not None:
+            return self._ranked.encoded(named_tensors, labels, files)
+        draft = self._delta(named_tensors, labels, files)
+        results: list[DomainResult] = list(bounded(draft.results))
+        ready = _Draft(plan=draft.plan, results=results, advance=draft.advance)
+        return lambda: self._publish(ready)
 
     def resume(self, version: int | None = None, named_tensors: NamedTensors | None = None) -> int:
         """Go on from the newest version: its bits are read, or proved to be those of the tensors given.
@@ -212,6 +240,8 @@ class Writer:
         """
         with self._lock:
             self._finish_pending()
+            if self._ranked is not None:
+                return self._ranked.resume(version, named_tensors)
             # However a commit ended whose outcome is open: the newest version tells.
             self._unsettled = None
             newest = self._history.latest()
@@ -239,6 +269,8 @@ class Writer:
                 if self._background is not None:
                     self._background.shutdown()
                     self._background = None
+                if self._ranked is not None:
+                    self._ranked.close()
                 self._base = self._version = None
                 self._detector.tensors = {}
 

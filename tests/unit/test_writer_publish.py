@@ -338,11 +338,6 @@ def test_publish_before_an_anchor_says_what_to_do(url: str) -> None:
         deltafmt.Writer(url).publish({"w": torch.ones(3)})
 
 
-def test_only_one_process_writes_so_far(url: str) -> None:
-    with pytest.raises(deltafmt.UnsupportedError):
-        deltafmt.Writer(url, rank=1, world_size=2)
-
-
 @pytest.mark.parametrize("field", ["domain_elements", "anchor_every", "threads"])
 def test_options_must_be_positive(field: str) -> None:
     with pytest.raises(ValueError, match=field):

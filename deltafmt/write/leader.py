@@ -1,0 +1,220 @@
+"""Rank 0 of several: it calls the ranks, gathers their receipts, and tells how it ended."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from deltafmt.errors import DeltafmtError
+from deltafmt.format.ranks import (
+    AGAIN,
+    FAILED,
+    HOLDING_BYTES,
+    emit_attempt,
+    holding_digest,
+    holding_of,
+    parse_reply,
+)
+from deltafmt.format.records import Answer, Attempt, Receipt, Verdict
+from deltafmt.layout import Layout
+from deltafmt.read.history import History
+from deltafmt.schema import Schema
+from deltafmt.write.channel import Channel
+from deltafmt.write.commit import now_ms, put_cut
+from deltafmt.write.cut import Cut
+from deltafmt.write.failure import failure_of, rank_failed, ranks_missing
+from deltafmt.write.ownership import Holding, Ownership, share_out
+from deltafmt.write.ranks import Agreed, Team, Want
+from deltafmt.write.receipts import check_receipts
+
+_NO_ANSWER = {"error": "IncompleteError", "message": "it did not say what it holds"}
+_UNKNOWN_HOLDING = bytes(HOLDING_BYTES)
+
+
+class Leader(Team):
+    """Rank 0."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        history: History,
+        *,
+        world: int,
+        job: bytes,
+        timeout_seconds: float,
+        domain_elements: int,
+        layouts: Sequence[Layout],
+    ) -> None:
+        super().__init__(channel, history, rank=0, world=world)
+        self._job = job
+        self._timeout = timeout_seconds
+        self._coordinator = secrets.token_bytes(16)
+        self._round = 0
+        self._domain_elements, self._layouts = domain_elements, layouts
+        self._holdings: dict[int, tuple[bytes, Holding]] = {}
+        self._shares: tuple[bytes, Ownership, bytes, bytes] | None = None
+        self._waiting: Attempt | None = None
+
+    def forget(self) -> None:
+        """Ask all ranks anew what they hold: they too have forgotten whom they told."""
+        super().forget()
+        self._holdings.clear()
+
+    def open(self, want: Want, prepare: Callable[[Schema], bytes]) -> Agreed:
+        """Agree with all ranks on who stores what, and call them to it.
+
+        `prepare` makes the root for the common schema where there is none, and returns the lineage's id.
+        """
+        own = want.holding.digest
+        if self._holdings.get(0, (own,))[0] != own:
+            # What has changed here has most likely changed elsewhere too.
+            self._holdings.clear()
+        self._holdings[0] = (own, want.holding)
+        while True:
+            shares = None
+            try:
+                if len(self._holdings) == self.world:
+                    shares = self._share_out()
+                    lineage = prepare(shares.schema)
+            except Exception as error:
+                self.refuse(want, error)
+                raise
+            call = self._call(want, shares, bytes(16) if shares is None else lineage)
+            if shares is not None:
+                return self._agreed(call, want.holding)
+            answers, receipts = self._replies(call)
+            if receipts:
+                problem = rank_failed({min(receipts): _NO_ANSWER})
+                self._fail(call, problem)
+                raise problem
+            self._learn(answers)
+
+    def refuse(self, want: Want, error: Exception) -> None:
+        """Let the attempt that is open, or one opened for this, fail with an error on all ranks."""
+        # What ranks hold may be what is wrong: ask again next time.
+        self._holdings.clear()
+        with suppress(DeltafmtError):
+            call = self._waiting
+            if call is None:
+                call = self._call(want, None, bytes(16))
+                self._channel.replies(call)
+            self._fail(call, error)
+
+    def gather(self, agreed: Agreed, receipt: Receipt | Exception) -> list[Receipt] | None:
+        """Receipts of all ranks, checked and ascending by rank; None if ranks turned out to hold something else.
+
+        Raises, on all ranks, what made the attempt fail; `receipt` is the leader's own or what went wrong.
+        """
+        call = agreed.call
+        try:
+            answers, receipts = self._replies(call, None if isinstance(receipt, Receipt) else receipt)
+            if answers:
+                self._learn(answers)
+                self.end(agreed, AGAIN)
+                return None
+            assert isinstance(receipt, Receipt)
+            everyone = [receipt, *(receipts[rank] for rank in range(1, self.world))]
+            check_receipts(everyone, call, agreed.cut)
+        except DeltafmtError as error:
+            if self._waiting is not None:
+                self._fail(call, error)
+            raise
+        return everyone
+
+    def end(self, agreed: Agreed, outcome: int) -> None:
+        """Tell all ranks how the attempt has ended."""
+        self._waiting = None
+        with suppress(DeltafmtError):
+            self._channel.verdict(
+                agreed.call, Verdict(attempt=agreed.call.attempt, outcome=outcome, failure={})
+            )
+
+    def fail(self, agreed: Agreed, error: Exception) -> None:
+        """Tell all ranks that the attempt has failed."""
+        self._fail(agreed.call, error)
+
+    def _fail(self, call: Attempt, error: Exception) -> None:
+        self._waiting = None
+        told = error if isinstance(error, DeltafmtError) else rank_failed({0: failure_of(error)})
+        verdict = Verdict(attempt=call.attempt, outcome=FAILED, failure=failure_of(told))
+        with suppress(DeltafmtError):
+            self._channel.verdict(call, verdict)
+
+    def _call(self, want: Want, shares: Ownership | None, lineage: bytes) -> Attempt:
+        self._round += 1
+        none = np.empty(0, "<u4")
+        known = [self._holdings.get(rank, (_UNKNOWN_HOLDING,))[0] for rank in range(self.world)]
+        call = Attempt(
+            lineage=lineage,
+            version=want.version,
+            base=None if want.base is None else want.base.manifest.version,
+            base_digest=None if want.base is None else want.base.digest,
+            attempt=secrets.token_bytes(16),
+            job=self._job,
+            coordinator=self._coordinator,
+            round=self._round,
+            purpose=want.purpose,
+            writers=self.world,
+            created=now_ms(),
+            data=want.data,
+            meta=want.meta,
+            schema=None if self._shares is None or shares is None else self._shares[2],
+            tiling=None if self._shares is None or shares is None else self._shares[3],
+            holdings=np.frombuffer(b"".join(known), np.uint8),
+            owner=none if shares is None else shares.owner.astype("<u4"),
+            holders=none if shares is None else shares.holders.astype("<u4"),
+        )
+        self._channel.call(call, emit_attempt(call))
+        self._waiting = call
+        return call
+
+    def _replies(
+        self, call: Attempt, own: Exception | None = None
+    ) -> tuple[dict[int, Answer], dict[int, Receipt]]:
+        """All ranks' answers and receipts; if one is missing or refuses, the attempt has failed."""
+        failures: dict[int, Mapping[str, Any]] = {} if own is None else {0: failure_of(own)}
+        answers: dict[int, Answer] = {}
+        receipts: dict[int, Receipt] = {}
+        data = self._channel.replies(call)
+        for rank, reply in sorted(data.items()):
+            try:
+                record = parse_reply(reply, where=f"reply of rank {rank}")
+            except DeltafmtError as error:
+                failures[rank] = failure_of(error)
+                continue
+            if (record.attempt, record.writer) != (call.attempt, rank):
+                failures[rank] = {"error": "IncompleteError", "message": "a reply to something else"}
+            elif isinstance(record, Receipt):
+                receipts[rank] = record
+            elif record.failure:
+                failures[rank] = record.failure
+            else:
+                answers[rank] = record
+        missing = [rank for rank in range(1, self.world) if rank not in data]
+        for rank in missing:
+            # Whoever comes in its place is asked what it holds.
+            self._holdings.pop(rank, None)
+        if own is not None or failures or missing:
+            problem = ranks_missing(missing, self._timeout) if missing else rank_failed(failures)
+            self._fail(call, problem)
+            raise own or problem
+        return answers, receipts
+
+    def _learn(self, answers: Mapping[int, Answer]) -> None:
+        for rank, answer in answers.items():
+            where = f"answer of rank {rank}"
+            self._holdings[rank] = (holding_digest(answer), Holding(*holding_of(answer, where=where)))
+
+    def _share_out(self) -> Ownership:
+        key = b"".join(self._holdings[rank][0] for rank in range(self.world))
+        if self._shares is None or self._shares[0] != key:
+            holdings = [self._holdings[rank][1] for rank in range(self.world)]
+            shares = share_out(holdings, domain_elements=self._domain_elements, layouts=self._layouts)
+            cut = Cut(shares.schema, shares.tiling)
+            put_cut(self._history.store, cut)
+            self._shares = (key, shares, cut.schema_digest, cut.tiling_digest)
+        return self._shares[1]

@@ -1,0 +1,156 @@
+"""One rank's part of a version: where it stands in local tensors, and in the rank's copy of the base."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+import torch
+
+from deltafmt.addresses import contiguous_strides
+from deltafmt.errors import BaseMismatchError
+from deltafmt.format.records import Manifest
+from deltafmt.geometry import Box
+from deltafmt.kernels.digest import Digest, zero
+from deltafmt.layout import Layout, Placement
+from deltafmt.read.history import History, Stored
+from deltafmt.read.materialize import materialize
+from deltafmt.read.views import goes_on
+from deltafmt.schema import Schema
+from deltafmt.tensors import empty, numpy_bits, torch_dtype
+from deltafmt.write.cut import PIECE_ELEMENTS, Bits, Cut, Piece
+from deltafmt.write.detect import SnapshotDetector, add_piece, copy_live
+from deltafmt.write.pack import in_order
+from deltafmt.write.source import LiveSource, Source
+
+
+class PlacedSource:
+    """Local tensors of one publish call, seen through the rank's layout."""
+
+    def __init__(self, cut: Cut, tensors: Mapping[str, torch.Tensor], layout: Layout) -> None:
+        self._cut = cut
+        self._tensors = tensors
+        self._places: dict[int, list[Placement]] = defaultdict(list)
+        for placement in layout.placements:
+            spec = cut.schema.resolve(placement.source)
+            self._places[cut.schema.index(spec.name)].append(placement)
+
+    def pieces(self, domain: int) -> Iterator[tuple[Piece, Bits]]:
+        """The domain's pieces with their bits: views of live memory, or scratch to be used at once."""
+        for piece in self._cut.pieces(domain, most=PIECE_ELEMENTS):
+            yield piece, self._bits(piece)
+
+    def _bits(self, piece: Piece) -> Bits:
+        dtype = torch_dtype(self._cut.schema.tensors[piece.tensor].dtype)
+        parts = list(self._parts(piece))
+        whole = next((part for box, part in parts if box == piece.box), None)
+        if whole is None:
+            # The ranks' borders cut, but neighbouring placements of one rank may lie in one box.
+            whole = torch.empty(piece.box.shape, dtype=dtype)
+            for box, part in parts:
+                whole[_within(box, piece.box).slices()] = part.to("cpu", dtype)
+        return numpy_bits(whole.to("cpu", dtype).contiguous()).reshape(-1)
+
+    def _parts(self, piece: Piece) -> Iterator[tuple[Box, torch.Tensor]]:
+        for p in self._places[piece.tensor]:
+            box = p.source_box.intersect(piece.box)
+            if box is None:
+                continue
+            tensor = self._tensors[p.target]
+            offset = p.offset + sum(
+                (a - b) * s for a, b, s in zip(box.start, p.source_box.start, p.strides, strict=True)
+            )
+            yield box, tensor.as_strided(box.shape, p.strides, tensor.storage_offset() + offset)
+
+
+def _within(box: Box, outer: Box) -> Box:
+    start = tuple(a - b for a, b in zip(box.start, outer.start, strict=True))
+    return Box(start, tuple(a + n for a, n in zip(start, box.shape, strict=True)))
+
+
+def part_source(cut: Cut, tensors: Mapping[str, torch.Tensor], layout: Layout | None) -> Source:
+    """Local tensors as a source: through a layout, or as whole tensors by any of their names."""
+    if layout is not None:
+        return PlacedSource(cut, tensors, layout)
+    return LiveSource(cut, {cut.schema.resolve(name).name: tensor for name, tensor in tensors.items()})
+
+
+def live_digests(cut: Cut, source: Source, domains: Iterable[int], threads: int) -> dict[int, Digest]:
+    """Digests of domains of the live tensors."""
+
+    def work(domain: int) -> tuple[int, Digest]:
+        total = zero()
+        for piece, bits in source.pieces(domain):
+            add_piece(cut, piece, bits, total)
+        return domain, total
+
+    return dict(in_order(work, domains, threads))
+
+
+def copy_layout(cut: Cut, names: Iterable[str]) -> Layout:
+    """Where the elements of the named tensors stand in the copy of a rank's own part."""
+    assert cut.part is not None
+    wanted = {cut.schema.index(name) for name in names}
+    placements = []
+    for row in np.flatnonzero(cut.part.box_place >= 0).tolist():
+        tensor, box = cut.tiling.box(row, cut.schema)
+        if tensor in wanted:
+            name, place = cut.schema.tensors[tensor].name, int(cut.part.box_place[row])
+            placements.append(Placement(name, box, name, place, contiguous_strides(box.shape)))
+    return Layout(placements)
+
+
+def own_layout(cut: Cut, tensors: Mapping[str, torch.Tensor]) -> Layout | None:
+    """The layout of a copy; None where it holds whole tensors."""
+    if cut.part is None:
+        return None
+    return copy_layout(cut, [name for name, tensor in tensors.items() if tensor.numel()])
+
+
+def read_part(history: History, stored: Stored, cut: Cut, detector: SnapshotDetector, threads: int) -> None:
+    """Read this rank's own part of a version, as far as its tensors go on under the cut's schema."""
+    old = history.schema(stored.manifest.schema)
+    detector.tensors = {}
+    tensors = _new_copy(cut, [name for name in _owners(cut.schema) if goes_on(old, cut.schema[name])])
+    full = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
+    if full:
+        layout = copy_layout(cut, full)
+        materialize(history, stored.manifest.version, full, layout=layout, threads=threads)
+    detector.tensors = tensors
+
+
+def copy_part(cut: Cut, manifest: Manifest, source: Source, detector: SnapshotDetector, threads: int) -> None:
+    """Copy this rank's live part of an anchor, proving it by the anchor's digests of domains.
+
+    `BaseMismatchError` if the tensors have moved on.
+    """
+    detector.tensors = {}
+    copies, sums = take_part(cut, source, threads)
+    table = manifest.domains
+    rows = np.searchsorted(table.domain, cut.domains)
+    expected = np.stack((table.digest0, table.digest1), axis=1)[rows]
+    for domain, digest, wanted in zip(cut.domains, sums, expected, strict=True):
+        if (sum(digest.values(), zero()) != wanted).any():
+            raise BaseMismatchError(
+                "the tensors are not those of the version",
+                kind="content-mismatch",
+                where=f"version {manifest.version}, domain {domain}",
+            )
+    detector.tensors = copies
+
+
+def take_part(
+    cut: Cut, source: Source, threads: int
+) -> tuple[dict[str, torch.Tensor], list[dict[int, Digest]]]:
+    """A copy of this rank's live part, and per own domain what each tensor's digest gains by it."""
+    copies = _new_copy(cut, _owners(cut.schema))
+    return copies, list(in_order(lambda domain: copy_live(cut, source, copies, domain), cut.domains, threads))
+
+
+def _owners(schema: Schema) -> list[str]:
+    return [schema.tensors[row].name for row in schema.owners]
+
+
+def _new_copy(cut: Cut, names: Iterable[str]) -> dict[str, torch.Tensor]:
+    return {name: empty(cut.schema[name].dtype, cut.copy_shape(cut.schema.index(name))) for name in names}

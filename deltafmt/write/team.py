@@ -1,0 +1,95 @@
+"""Who the ranks of a writer are, and by what means they talk."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from deltafmt.errors import UnsupportedError
+from deltafmt.format.checksum import blake2b
+from deltafmt.format.ranks import HOLDING_BYTES
+from deltafmt.read.history import History
+from deltafmt.tiling import DOMAIN_ELEMENTS
+from deltafmt.write.channel import Channel, StoreChannel
+from deltafmt.write.leader import Leader
+from deltafmt.write.options import WriterOptions
+from deltafmt.write.ranks import Follower
+
+_JOB_VARIABLES = (
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_RESTART_COUNT",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+"""What the ranks of a job find equal in their environments, and those of another job do not."""
+
+
+def make_team(
+    history: History, *, rank: int, world_size: int, group: Any, options: WriterOptions
+) -> Leader | Follower | None:
+    """The ranks that write together; None for a writer of its own.
+
+    They talk by the process group given, by torch.distributed's default one if it has just these ranks, and
+    otherwise through the root.
+    """
+    if group is not None:
+        rank, world_size = _in_group(group, rank, world_size)
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} of {world_size} ranks")
+    if world_size == 1:
+        return None
+    if options.anchor_every is not None:
+        raise UnsupportedError(
+            "writers of several ranks add no anchors by themselves; Lineage.add_anchor does",
+            kind="writer-unsupported",
+            where="anchor_every",
+        )
+    channel = _channel(history, rank, world_size, group, options)
+    if rank:
+        return Follower(channel, history, rank=rank, world=world_size)
+    return Leader(
+        channel,
+        history,
+        world=world_size,
+        job=_job(options),
+        timeout_seconds=options.rank_timeout_seconds,
+        domain_elements=options.domain_elements or DOMAIN_ELEMENTS,
+        layouts=options.tile_for,
+    )
+
+
+def _channel(history: History, rank: int, world: int, group: Any, options: WriterOptions) -> Channel:
+    seconds = options.rank_timeout_seconds
+    if group is not None or _default_group_is(rank, world):
+        from deltafmt.write.group import GroupChannel
+
+        return GroupChannel(group, timeout_seconds=seconds)
+    return StoreChannel(history, rank=rank, world=world, job=_job(options), timeout_seconds=seconds)
+
+
+def _in_group(group: Any, rank: int, world_size: int) -> tuple[int, int]:
+    import torch.distributed as dist
+
+    place = dist.get_rank(group), dist.get_world_size(group)
+    if (rank, world_size) not in ((0, 1), place):
+        raise ValueError(f"rank {rank} of {world_size} is rank {place[0]} of {place[1]} in the group given")
+    return place
+
+
+def _default_group_is(rank: int, world: int) -> bool:
+    # A process that has not imported it has not initialised it.
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return False
+    return bool((dist.get_rank(), dist.get_world_size()) == (rank, world))
+
+
+def _job(options: WriterOptions) -> bytes:
+    name = options.job
+    if name is None:
+        name = "\n".join(f"{key}={os.environ[key]}" for key in _JOB_VARIABLES if key in os.environ)
+    return blake2b(name.encode())[:HOLDING_BYTES]
