@@ -12,12 +12,13 @@ import pyarrow as pa
 import torch
 
 from deltafmt.changes import CHANGES, name_column, tensor_changes
-from deltafmt.errors import NotFoundError
+from deltafmt.errors import FormatError, NotFoundError
 from deltafmt.export import FILE_BYTES, export_version, side_files
 from deltafmt.format.records import Manifest
 from deltafmt.format.signing import Signer, Verifier, check_signer
-from deltafmt.read.history import History
+from deltafmt.read.history import History, Stored, is_cut
 from deltafmt.read.materialize import allocate, follow, materialize
+from deltafmt.read.overview import overview
 from deltafmt.schema import Schema
 from deltafmt.store import Url, open_store
 from deltafmt.verify import Report, verify_lineage
@@ -99,24 +100,24 @@ class Lineage:
 
     def log(self) -> list[VersionInfo]:
         """All versions up to the newest, ascending; `FormatError` for a damaged manifest among them."""
-        newest = self.latest()
-        return [] if newest is None else [self.info(v) for v in self.history.versions() if v <= newest]
+        lines = list(self.lines())
+        while lines and _is_cut(*lines[-1]):
+            lines.pop()
+        return [_whole(line) for _, line in lines]
+
+    def lines(self, *, last: int | None = None) -> Iterator[tuple[int, VersionInfo | FormatError]]:
+        """The log as it is read, ascending: each version with its line, or what is wrong with its manifest.
+
+        `last`: only the newest so many.
+        """
+        for each in overview(self.history, last=last):
+            first = each.first
+            yield each.version, first if isinstance(first, FormatError) else _info(first, each.further)
 
     def info(self, version: int | None = None) -> VersionInfo:
         """One line of the log."""
         first, *further = self.history.ways(self._version(version))
-        manifest = first.manifest
-        return VersionInfo(
-            version=manifest.version,
-            base=manifest.base,
-            step=manifest.meta.get("step"),
-            created=manifest.created,
-            changed=manifest.changed,
-            listed=manifest.listed,
-            stored_bytes=manifest.stored_bytes,
-            ways=(manifest.base, *(way.manifest.base for way in further)),
-            meta=manifest.meta,
-        )
+        return _info(first, [way.manifest.base for way in further])
 
     def manifest(self, version: int | None = None) -> Manifest:
         """The version's manifest (default: the newest version's)."""
@@ -258,6 +259,31 @@ def _wanted(schema: Schema, names: Iterable[str] | None) -> list[str]:
     if names is None:
         return list(schema.names)
     return [names] if isinstance(names, str) else list(names)
+
+
+def _info(first: Stored, further: Iterable[int | None]) -> VersionInfo:
+    manifest = first.manifest
+    return VersionInfo(
+        version=manifest.version,
+        base=manifest.base,
+        step=manifest.meta.get("step"),
+        created=manifest.created,
+        changed=manifest.changed,
+        listed=manifest.listed,
+        stored_bytes=manifest.stored_bytes,
+        ways=(manifest.base, *further),
+        meta=manifest.meta,
+    )
+
+
+def _is_cut(version: int, line: VersionInfo | FormatError) -> bool:
+    return isinstance(line, FormatError) and is_cut(version, line)
+
+
+def _whole(line: VersionInfo | FormatError) -> VersionInfo:
+    if isinstance(line, FormatError):
+        raise line
+    return line
 
 
 def _comparable(before: Schema, after: Schema, name: str) -> bool:

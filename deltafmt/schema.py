@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import mul
 from typing import Any, TypeVar
 
 import numpy as np
@@ -210,6 +211,17 @@ class Schema:
     def widths(self) -> npt.NDArray[np.uint8]:
         """Bytes of one element of each tensor."""
         return self.of_dtypes(lambda dtype: dtype.width).astype(np.uint8)
+
+    @cached_property
+    def elements(self) -> int:
+        """Elements of all tensors that are not aliases."""
+        return sum(self.volumes[list(self.owners)].tolist())
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of all tensors that are not aliases."""
+        rows = list(self.owners)
+        return sum(map(mul, self.volumes[rows].tolist(), self.widths[rows].tolist()))
 
     def of_dtypes(self, value: Callable[[DType], int]) -> Ints:
         """A number that depends on the dtype, for each tensor."""

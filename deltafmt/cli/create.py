@@ -65,7 +65,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
 def summary(lineage: Any, url: str, version: int | None) -> dict[str, Any]:
     """What was published, as plain data."""
     schema = lineage.schema(version)
-    full_bytes = sum(schema.tensors[row].nbytes for row in schema.owners)
+    full_bytes = schema.nbytes
     result: dict[str, Any] = {
         "url": url,
         "version": version,

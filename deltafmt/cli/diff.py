@@ -55,7 +55,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         "a": a,
         "b": b,
         "changed": sum(t["changed"] or 0 for t in tensors if t["alias_of"] is None),
-        "elements": sum(second.tensors[row].volume for row in second.owners),
+        "elements": second.elements,
         "equal_tensors": len(second) - sum(t["change"] != "removed" for t in tensors),
         "tensors": tensors if options.top is None else tensors[: options.top],
     }

@@ -28,35 +28,30 @@ def add(verbs: Verbs, common: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, out: Output) -> int:
     lineage = open_lineage(options)
-    versions = lineage.history.versions()
-    if options.last is not None:
-        versions = versions[max(0, len(versions) - options.last) :]
-    rows = [_row(lineage, version) for version in versions]
+    rows = [_row(lineage, version, line) for version, line in lineage.lines(last=options.last)]
     out.give(rows, _render)
     return DAMAGE if any("damage" in row for row in rows) else FINE
 
 
-def _row(lineage: Any, version: int) -> dict[str, Any]:
+def _row(lineage: Any, version: int, line: Any) -> dict[str, Any]:
     """A version's line; one whose manifest is damaged does not hide the others."""
-    try:
-        return row_of(lineage, lineage.info(version))
-    except FormatError as error:
-        return {"version": version, "damage": error.kind, "message": str(error)}
+    if isinstance(line, FormatError):
+        return {"version": version, "damage": line.kind, "message": str(line)}
+    return row_of(lineage, line)
 
 
 def row_of(lineage: Any, info: Any) -> dict[str, Any]:
     """A version's line as plain data."""
     schema = lineage.schema(info.version)
-    owners = [schema.tensors[row] for row in schema.owners]
     return {
         "version": info.version,
         "base": info.base,
         "step": info.step,
         "created": info.created,
         "changed": info.changed,
-        "elements": sum(spec.volume for spec in owners),
+        "elements": schema.elements,
         "stored_bytes": info.stored_bytes,
-        "full_bytes": sum(spec.nbytes for spec in owners),
+        "full_bytes": schema.nbytes,
         "ways": list(info.ways),
         "meta": dict(info.meta),
     }

@@ -41,7 +41,6 @@ def run(options: argparse.Namespace, out: Output) -> int:
     version = resolve_version(lineage, options.version)
     manifest, schema = lineage.manifest(version), lineage.schema(version)
     info = lineage.info(version)
-    owners = [schema.tensors[row] for row in schema.owners]
     result: dict[str, Any] = {
         "lineage": manifest.lineage.hex(),
         "version": version,
@@ -54,8 +53,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
         "signature": _signature(manifest),
         "files": {name: size for name, (_, size) in manifest.files.items()},
         "tensors": len(schema),
-        "elements": sum(spec.volume for spec in owners),
-        "full_bytes": sum(spec.nbytes for spec in owners),
+        "elements": schema.elements,
+        "full_bytes": schema.nbytes,
         "changed": manifest.changed,
         "listed": manifest.listed,
         "stored_bytes": manifest.stored_bytes,

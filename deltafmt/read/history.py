@@ -35,6 +35,11 @@ class Stored:
     manifest: Manifest
 
 
+def is_cut(version: int, error: FormatError) -> bool:
+    """Whether a version's manifest is not whole, which above the newest version means not committed."""
+    return error.kind == "truncated" and error.where == keys.version_key(version)
+
+
 class History:
     """The objects of one root, read lazily, checked on reading; never written.
 
@@ -46,7 +51,7 @@ class History:
     ) -> None:
         self.store = store
         self.trust = tuple(trust)
-        self._object_bytes = object_bytes
+        self.object_bytes = object_bytes
         self._manifests: OrderedDict[str, Stored] = OrderedDict()
         self._lock = threading.Lock()
         self._schemas: dict[bytes, Schema] = {}
@@ -58,7 +63,7 @@ class History:
     def descriptor(self) -> LineageRecord:
         """The lineage's descriptor; `NotFoundError` (`lineage-missing`) where there is none."""
         try:
-            data = self.store.read(keys.LINEAGE, limit=self._object_bytes)
+            data = self.store.read(keys.LINEAGE, limit=self.object_bytes)
         except NotFoundError as error:
             if self.versions():
                 raise FormatError(
@@ -112,7 +117,7 @@ class History:
             try:
                 self.first_way(version)
             except FormatError as error:
-                if error.kind == "truncated" and error.where == keys.version_key(version):
+                if is_cut(version, error):
                     version = version - 1 if version else None
                     continue
             break
@@ -121,9 +126,12 @@ class History:
     def _exists(self, version: int) -> bool:
         return self.store.exists(keys.version_key(version))
 
-    def first_way(self, version: int) -> Stored:
-        """The version's own manifest; `NotFoundError` (`version-missing`) if it does not exist."""
-        return self.stored(keys.version_key(version), version, way=False)
+    def first_way(self, version: int, data: bytes | memoryview | None = None) -> Stored:
+        """The version's own manifest; `NotFoundError` (`version-missing`) if it does not exist.
+
+        `data` are the manifest's bytes where they have just been read.
+        """
+        return self.stored(keys.version_key(version), version, way=False, data=data)
 
     def further_ways(self, version: int) -> list[Stored]:
         """The ways that were added beside the first."""
@@ -151,14 +159,14 @@ class History:
     def schema(self, digest: bytes) -> Schema:
         if digest not in self._schemas:
             key = keys.schema_key(digest)
-            data = self.store.read(key, limit=self._object_bytes)
+            data = self.store.read(key, limit=self.object_bytes)
             self._schemas[digest] = parse_schema(data, where=key, digest=digest)
         return self._schemas[digest]
 
     def tiling(self, digest: bytes, schema: bytes) -> Tiling:
         if digest not in self._tilings:
             key = keys.tiling_key(digest)
-            data = self.store.read(key, limit=self._object_bytes)
+            data = self.store.read(key, limit=self.object_bytes)
             self._tilings[digest] = parse_tiling(
                 data, self.schema(schema), where=key, digest=digest, schema_digest=schema
             )
@@ -171,19 +179,19 @@ class History:
             while len(self._manifests) > _KEPT_MANIFESTS:
                 self._manifests.popitem(last=False)
 
-    def stored(self, key: str, version: int, *, way: bool) -> Stored:
+    def stored(self, key: str, version: int, *, way: bool, data: bytes | memoryview | None = None) -> Stored:
         """A manifest by its key, checked against its schema and tiling; that of a further way if `way`."""
         with self._lock:
             if key in self._manifests:
                 self._manifests.move_to_end(key)
                 return self._manifests[key]
         try:
-            data = self.store.read(key, limit=self._object_bytes)
+            data = self.store.read(key, limit=self.object_bytes) if data is None else data
         except NotFoundError as error:
             raise NotFoundError(
                 "no such version", kind="version-missing", where=f"version {version} ({key})"
             ) from error
-        manifest = parse_manifest(data, way=way, where=key, limit=self._object_bytes)
+        manifest = parse_manifest(data, way=way, where=key, limit=self.object_bytes)
         if self.trust:
             check_signature(data, manifest.signature, self.trust, where=key)
         if manifest.version != version:

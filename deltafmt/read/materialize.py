@@ -16,6 +16,7 @@ from deltafmt.read.history import History, Stored
 from deltafmt.read.options import ReadOptions
 from deltafmt.read.proof import scan_tensors
 from deltafmt.read.replica import Replica, StagedLink
+from deltafmt.read.sums import check_reached
 from deltafmt.read.targets import Targets
 from deltafmt.schema import Schema
 from deltafmt.tensors import NamedTensors, empty
@@ -28,16 +29,21 @@ def materialize(
     *,
     layout: Layout | None = None,
     threads: int | None = None,
+    check_tensors: bool = True,
 ) -> None:
     """Fill `targets` (any of the version's tensors, any strides) with the content of a version.
 
-    Only the bytes that they need are read. Every domain that is held whole is proven by its digest. Raises
+    Only the bytes that they need are read. Every domain that is held whole is proven by its digest, and, unless
+    `check_tensors` is false, every tensor that is held whole by the version's sum for it. Raises
     `NotFoundError` where no anchor with data leads to the version; after any error the targets hold no
     version.
     """
     path = cheapest_chain(history.ways, None, version)
     replica = _replica(history, targets, layout, threads)
-    replica.stream(replica.links(path), None)
+    links = replica.links(path)
+    replica.stream(links, None)
+    if check_tensors:
+        check_reached(links[-1].view, path, threads=replica.options.threads)
 
 
 def follow(

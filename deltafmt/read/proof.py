@@ -44,10 +44,10 @@ def prove(replica: Replica, stored: Stored) -> Proof:
     """
     manifest = stored.manifest
     view = replica.views.view(manifest, manifest.schema)
-    held = _held_elements(view)
+    held = held_elements(view)
     volumes = view.schema.volumes
     whole = (held == volumes) & (volumes > 0)
-    sums, partial = _scan(view, whole, replica.options.threads)
+    sums, partial = _scan(view, whole, replica.options.threads, np.flatnonzero(view.table.touched))
     expected = np.stack((manifest.tensors.digest0, manifest.tensors.digest1), axis=1)
     wrong = whole & (sums != expected).any(axis=1)
     if wrong.any():
@@ -117,7 +117,7 @@ def domain_digests(history: History, stored: Stored, domains: set[int]) -> dict[
     return known
 
 
-def _held_elements(view: View) -> npt.NDArray[np.int64]:
+def held_elements(view: View) -> npt.NDArray[np.int64]:
     """Elements of each tensor of the schema that are held here, second copies not counted."""
     table = view.table
     held = np.zeros(len(view.schema), np.int64)
@@ -126,13 +126,24 @@ def _held_elements(view: View) -> npt.NDArray[np.int64]:
     return held
 
 
-def scan_tensors(view: View, *, threads: int) -> npt.NDArray[np.uint64]:
-    """Digest sums of the live elements of each tensor of the schema, two lanes each."""
-    return _scan(view, np.ones(len(view.schema), bool), threads)[0]
+def scan_tensors(
+    view: View, *, threads: int, only: npt.NDArray[np.bool_] | None = None
+) -> npt.NDArray[np.uint64]:
+    """Digest sums of the live elements of each tensor of the schema, two lanes each.
+
+    With `only` just domains that hold one of these tensors are read: the others' sums then mean nothing.
+    """
+    domains = np.flatnonzero(view.table.touched)
+    if only is not None:
+        tiling = view.tiling
+        chosen = np.zeros(len(tiling), bool)
+        chosen[tiling.domains_of_boxes()[only[tiling.box_tensor]]] = True
+        domains = domains[chosen[domains]]
+    return _scan(view, np.ones(len(view.schema), bool), threads, domains)[0]
 
 
 def _scan(
-    view: View, whole: npt.NDArray[np.bool_], threads: int
+    view: View, whole: npt.NDArray[np.bool_], threads: int, domains: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.uint64], dict[int, Digest]]:
     """Digest sums per tensor, and digests of domains that are held whole and contain a tensor that is not."""
     table = view.table
@@ -157,7 +168,7 @@ def _scan(
 
     sums = np.zeros((len(view.schema), 2), np.uint64)
     partial: dict[int, Digest] = {}
-    for domain, found in run_bounded(scan, np.flatnonzero(table.touched).tolist(), threads=threads):
+    for domain, found in run_bounded(scan, domains.tolist(), threads=threads):
         for row, digest in found:
             sums[row] += digest
         if table.full[domain] and not all(whole[row] for row, _ in found):

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
+from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 
 import deltafmt
-from deltafmt import NotFoundError, Schema, WriterOptions
+from deltafmt import FormatError, NotFoundError, Schema, WriterOptions
 from deltafmt.changes import CHANGES
+from deltafmt.format import keys
+from deltafmt.format.objects import emit_manifest
+from deltafmt.lineage import Lineage
+from deltafmt.read.history import History
+from deltafmt.store import MemoryStore
+from deltafmt.testing.faulty import FaultyStore, failing
 
 
 @pytest.fixture
@@ -123,3 +132,66 @@ def test_a_version_without_changes_has_none(url: str) -> None:
     writer.publish_anchor({"w": torch.ones(9)})
     writer.publish({"w": torch.ones(9)})
     assert deltafmt.open(url).changes(1).read_all().num_rows == 0
+
+
+@pytest.mark.parametrize("domain_elements", [250, 1 << 20])
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_wrong_table_of_tensors_is_an_error_when_its_tensor_is_read(
+    url: str, domain_elements: int, name: str
+) -> None:
+    """In domains of their own, and in one that both share; swapping the two would keep the domain's sum."""
+    tensors = {"a": torch.arange(300).float(), "b": torch.ones(300), "c": torch.zeros(300).bfloat16()}
+    writer = deltafmt.Writer(url, options=WriterOptions(domain_elements=domain_elements))
+    writer.publish_anchor(tensors)
+    for version in range(2):
+        tensors[name][7 + version] = -1
+        writer.publish(tensors)
+    history = deltafmt.open(url).history
+    stored = history.first_way(2)
+    table = stored.manifest.tensors
+    swapped = table.take([1, 0, 2])
+    for wrong in (swapped, table.replaced(digest1=table.digest1 + np.array([1, 1, 0], np.uint64))):
+        data = emit_manifest(replace(stored.manifest, tensors=wrong))
+        history.store.put(stored.key, data)
+        lineage = deltafmt.open(url)
+        with pytest.raises(FormatError) as caught:
+            lineage.read(2, [name])
+        assert caught.value.kind == "content-mismatch"
+        assert repr(name) in str(caught.value.where)
+        with pytest.raises(FormatError):
+            lineage.read()
+        assert (lineage.read(2, ["c"])["c"] == tensors["c"]).all()
+        assert list(lineage.read(1)) == ["a", "b", "c"]
+        assert [problem.versions for problem in lineage.verify().problems] == [(2,)]
+
+
+def test_a_long_log_is_two_listings_and_one_read_of_each_manifest() -> None:
+    inner = MemoryStore.named("long-log")
+    value = torch.zeros(4)
+    writer = deltafmt.Writer(inner.url, options=WriterOptions(anchor_every=10))
+    writer.publish_anchor({"w": value})
+    for version in range(1, 70):
+        value[version % 4] += 1
+        writer.publish({"w": value}, step=version)
+    store = FaultyStore(inner)
+    log = Lineage(History(store)).log()
+    assert [(info.version, info.step) for info in log] == [(0, None), *((k, k) for k in range(1, 70))]
+    assert [info.ways for info in log[9:12]] == [(8,), (9, None), (10,)]
+    verbs = Counter(call.verb for call in store.log if call.key.startswith(("versions", "ways")))
+    assert verbs == {"entries": 2, "read_range": 70}
+    # Storage that tells no sizes with its names, and a version that is collected between listing and reading.
+    store.heal()
+    refuse = failing(deltafmt.UnsupportedError("no times", kind="store-unsupported"))
+    store.inject(refuse, verb="entries", times=99)
+    assert Lineage(History(store)).log() == log
+    store.heal()
+    store.inject(failing(NotFoundError("gone", kind="object-missing")), key=f"{0:020d}.dfm", times=9)
+    assert Lineage(History(store)).log() == log[1:]
+    # A cut manifest at the end is no version yet; further down it is damage.
+    inner.put(keys.version_key(70), b"")
+    assert Lineage(History(inner)).log() == log
+    inner.put(keys.version_key(3), inner.read(keys.version_key(3))[:-1])
+    with pytest.raises(FormatError):
+        Lineage(History(inner)).log()
+    lines = dict(Lineage(History(inner)).lines(last=69))
+    assert [version for version, line in lines.items() if isinstance(line, FormatError)] == [3, 70]

@@ -98,6 +98,7 @@ def test_columns_say_what_the_specs_say() -> None:
     assert schema.volumes.tolist() == [spec.volume for spec in specs]
     assert schema.widths.tolist() == [spec.width for spec in specs]
     assert schema.owner_rows.tolist() == [1, 1, 2, 3, 4]
+    assert (schema.elements, schema.nbytes) == (30 + 1 + 7, 60 + 8 + 7)
     assert schema != Schema(specs[1:])
     with pytest.raises(ValueError, match="read-only"):
         schema.volumes[0] = 1

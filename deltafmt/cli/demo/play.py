@@ -118,14 +118,13 @@ class Demo:
         steps, note = self._advance(version, followers)
         warm = [step for step in steps if not step.cold] or steps
         schema, manifest = lineage.schema(version), lineage.manifest(version)
-        owners = [schema.tensors[row] for row in schema.owners]
         row = {
             "version": version,
             "reward": reward,
             "changed": manifest.changed,
-            "elements": sum(spec.volume for spec in owners),
+            "elements": schema.elements,
             "stored_bytes": manifest.stored_bytes,
-            "full_bytes": sum(spec.nbytes for spec in owners),
+            "full_bytes": schema.nbytes,
             "publish_seconds": publish_seconds,
             # The slowest receiver counts: an engine goes on when all its ranks do.
             "fetch_seconds": None if warm[0].cold else max(step.fetch_seconds for step in warm),
