@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from deltafmt.kernels.intrinsics import width_of
-from deltafmt.kernels.positions import append_low, pack_counts
+from deltafmt.kernels.intrinsics import LANES, nonzero, trailing_zeros, width_of
+from deltafmt.kernels.positions import append_low
 from deltafmt.kernels.steps import sign_bit, to_key
 
 Bits = npt.NDArray[Any]
@@ -20,7 +20,8 @@ Positions = npt.NDArray[np.uint32]
 _U64 = np.uint64
 _ONE, _TWO, _ZERO = np.uint64(1), np.uint64(2), np.uint64(0)
 _ESCAPE = np.uint64(255)
-_LEAST_ESCAPE = np.uint64(257)
+_BLOCK_VECTORS = 64
+"""Vectors of changes that go through all loops together, so that they stay in cache."""
 
 
 class Scratch:
@@ -69,7 +70,9 @@ class PositionCoder:
     def columns(self) -> tuple[Bytes, Bytes, Bytes]:
         """Gaps, low bits and counts; valid until the scratch is used again."""
         low = self._low[:-3] if self._shift else self._low[:0]
-        return self._gap[: int(self._state[0])], low, pack_counts(*self._counts)
+        block = np.empty(4 * self._counts.size, np.uint8)
+        _pack_counts(self._counts, block)
+        return self._gap[: int(self._state[0])], low, block
 
 
 class StepCoder:
@@ -100,9 +103,10 @@ class StepCoder:
         """Code further changes."""
         first = self.listed
         runs = self._positions.add(positions)
-        step = self._scratch.take("step", len(positions), self._dtype)[: len(positions)]
+        step = self._scratch.take("step", _BLOCK_VECTORS * LANES, self._dtype)
+        size = self._scratch.take("size", _BLOCK_VECTORS * LANES, self._dtype)
         columns = (self._kind[first:], self._magnitude, self._escape)
-        _steps(old, new, self._order, step, runs, *columns, self._positions._counts, self._state)
+        _steps(old, new, self._order, step, size, runs, *columns, self._positions._counts, self._state)
 
     def columns(self) -> tuple[Bytes, Bytes, Bytes, Bytes, Bytes, Bytes]:
         """Gaps, low bits, counts, codes, magnitudes and escapes; valid until the scratch is used again."""
@@ -185,18 +189,21 @@ def _shifted_gaps(positions: Any, previous: int, shift: int, gap: Any, at: Any, 
 
 @njit(nogil=True, cache=True)
 def _steps(
-    old: Any, new: Any, order: int, step: Any, runs: Any,
+    old: Any, new: Any, order: int, step: Any, size: Any, runs: Any,
     kind: Any, magnitude: Any, escape: Any, counts: Any, state: Any,
 ) -> None:  # fmt: skip
     m, e = _U64(state[0]), _U64(state[1])
+    masks = np.empty(_BLOCK_VECTORS, np.uint64)
     first = 0
     for run in range(runs.shape[0]):
         block, stop = runs[run, 0], first + runs[run, 1]
-        part = step[first:stop]
-        _between(old[first:stop], new[first:stop], order, part)
-        _kinds(part, kind[first:stop])
         before_m, before_e = m, e
-        m, e = _magnitudes(part, magnitude, m, escape, e)
+        for low in range(first, stop, _BLOCK_VECTORS * LANES):
+            high = min(stop, low + _BLOCK_VECTORS * LANES)
+            part = step[: high - low]
+            _between(old[low:high], new[low:high], order, part)
+            _classify(part, kind[low:high], size[: high - low])
+            m, e = _magnitudes(part, size[: high - low], masks, magnitude, m, escape, e)
         counts[2, block] += m - before_m
         counts[3, block] += e - before_e
         first = stop
@@ -212,31 +219,55 @@ def _between(old: Any, new: Any, order: int, step: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _kinds(step: Any, kind: Any) -> None:
-    """Bit 0: downwards, bit 1: by more than one."""
+def _classify(step: Any, kind: Any, size: Any) -> None:
+    """Kind: bit 0 downwards, bit 1 by more than one. Size: how many more than one."""
     sign = sign_bit(width_of(step))
     mask = (sign - _ONE) | sign
+    # Two loops, each of which the compiler makes of many elements at once.
     for k in range(step.size):
         d = _U64(step[k])
         kind[k] = _U64(d & sign != _ZERO) | _U64((d + _ONE) & mask > _TWO) << _ONE
+    for k in range(step.size):
+        d = _U64(step[k])
+        down = d >> _U64(8 * width_of(step) - 1)
+        size[k] = (d ^ (_ZERO - down)) + down - _ONE
 
 
 @njit(nogil=True, cache=True)
-def _magnitudes(step: Any, magnitude: Any, m: Any, escape: Any, e: Any) -> Any:
-    sign = sign_bit(width_of(step))
-    mask = (sign - _ONE) | sign
-    for k in range(step.size):
-        d = _U64(step[k])
-        size = (_ZERO - d) & mask if d & sign else d
-        larger = _U64(size > _ONE)
-        if size >= _LEAST_ESCAPE:
-            escape[e] = step[k]
-            e += _ONE
-            size = _ESCAPE + _TWO
-        # Written before it is known whether it counts.
-        magnitude[m] = size - _TWO
-        m += larger
+def _magnitudes(step: Any, size: Any, masks: Any, magnitude: Any, m: Any, escape: Any, e: Any) -> Any:
+    """Keep the sizes that are not zero, few as they are."""
+    vectors = size.size // LANES
+    for v in range(vectors):
+        masks[v] = nonzero(size, v * LANES)
+    for v in range(vectors):
+        rest = masks[v]
+        while rest:
+            i = _U64(v * LANES) + trailing_zeros(rest)
+            rest &= rest - _ONE
+            magnitude[m] = min(_U64(size[i]) - _ONE, _ESCAPE)
+            m += _ONE
+            if _U64(size[i]) > _ESCAPE:
+                escape[e] = step[i]
+                e += _ONE
+    for i in range(vectors * LANES, size.size):
+        if size[i]:
+            magnitude[m] = min(_U64(size[i]) - _ONE, _ESCAPE)
+            m += _ONE
+            if _U64(size[i]) > _ESCAPE:
+                escape[e] = step[i]
+                e += _ONE
     return m, e
+
+
+@njit(nogil=True, cache=True)
+def _pack_counts(counts: Any, block: Any) -> None:
+    """Four byte planes of each field, as `positions.pack_counts` has them."""
+    fields, blocks = counts.shape
+    for field in range(fields):
+        for j in range(4):
+            plane = block[(4 * field + j) * blocks : (4 * field + j + 1) * blocks]
+            for k in range(blocks):
+                plane[k] = counts[field, k] >> np.uint32(8 * j) & np.uint32(255)
 
 
 @njit(nogil=True, cache=True)
@@ -244,5 +275,4 @@ def _pack_kinds(kind: Any, listed: int, code: Any) -> None:
     for k in range(listed, (listed + 3) // 4 * 4):
         kind[k] = 0
     for k in range(code.size):
-        four = kind[4 * k : 4 * k + 4]
-        code[k] = four[0] | four[1] << 2 | four[2] << 4 | four[3] << 6
+        code[k] = kind[4 * k] | kind[4 * k + 1] << 2 | kind[4 * k + 2] << 4 | kind[4 * k + 3] << 6

@@ -37,6 +37,20 @@ def differs(typingctx: Any, old: Any, new: Any, offset: Any) -> Any:
 
 
 @intrinsic
+def nonzero(typingctx: Any, array: Any, offset: Any) -> Any:
+    """Bit k of the result tells whether `array[offset + k] != 0`, for 64 lanes."""
+    signature = types.uint64(array, types.intp)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        lanes = _vector(context, builder, sig.args[0], args[0], args[1])
+        return builder.bitcast(
+            builder.icmp_unsigned("!=", lanes, ir.Constant(lanes.type, None)), ir.IntType(LANES)
+        )
+
+    return signature, codegen
+
+
+@intrinsic
 def trailing_zeros(typingctx: Any, word: Any) -> Any:
     """Number of zero bits below the lowest set bit of a 64-bit word; 64 for zero."""
     signature = types.uint64(types.uint64)

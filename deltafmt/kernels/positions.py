@@ -98,8 +98,8 @@ def decode_positions(
 
 def pack_counts(*fields: Counts) -> Bytes:
     """The `block` column: per field four byte planes, each one byte per block."""
-    planes = [field.astype("<u4").view(np.uint8).reshape(-1, 4).T for field in fields]
-    return np.ascontiguousarray(np.concatenate(planes)).reshape(-1)
+    planes = np.stack(fields).astype("<u4", copy=False).view(np.uint8).reshape(len(fields), -1, 4)
+    return planes.transpose(0, 2, 1).reshape(-1)
 
 
 def unpack_counts(column: Bytes, fields: int = 4) -> list[Counts]:

@@ -20,7 +20,7 @@ from numba import njit
 from deltafmt.format.chunk import ColumnHead, PackedChunk
 from deltafmt.format.constants import SET
 from deltafmt.kernels import apply as kernel
-from deltafmt.kernels.diff import DiffScratch, diff
+from deltafmt.kernels.diff import DiffScratch, diff, find
 from deltafmt.kernels.digest import zero
 from deltafmt.read.decode import DomainShape, decode_chunk
 from deltafmt.schema import Schema, TensorSpec
@@ -96,14 +96,14 @@ class _Own:
         self.table = replace(table, counted=np.zeros(len(table.counted), np.bool_))
 
     def step(self, piece: int, old: Bits, new: Bits) -> PackedChunk:
-        positions, before, after = changes(old, new)
+        positions, before, after = found(old, new)
         return encode_step(
             self.cut,
             Detected(domain=piece, positions=positions, old=before, new=after, result=zero(), base=None),
         )
 
     def set(self, piece: int, old: Bits, new: Bits) -> PackedChunk:
-        positions, _, after = changes(old, new)
+        positions, _, after = found(old, new)
         return encode_set(self.cut, piece, positions, after)
 
     def apply(self, piece: int, stored: PackedChunk, live: Bits) -> None:
@@ -128,14 +128,24 @@ class _Own:
 _LOCAL = threading.local()
 
 
-def changes(old: Bits, new: Bits) -> tuple[Positions, Bits, Bits]:
-    """Positions, old and new bits of what differs."""
+def _scratch() -> DiffScratch:
+    """The buffers of the thread that asks."""
     if not hasattr(_LOCAL, "scratch"):
         _LOCAL.scratch = DiffScratch()
-    found = diff(old, new, 0, _LOCAL.scratch)
-    if len(found) == 1:
-        return found[0]
-    parts = [(np.empty(0, np.uint32), old[:0], new[:0]), *found]
+    scratch: DiffScratch = _LOCAL.scratch
+    return scratch
+
+
+def found(old: Bits, new: Bits) -> tuple[Positions, Bits, Bits]:
+    """Positions, old and new bits of what differs, in buffers that the thread uses again for the next piece."""
+    into = _scratch().buffers(old.dtype, len(old))
+    _, count = find(old, new, 0, 0, into, 0)
+    return into[0][:count], into[1][:count], into[2][:count]
+
+
+def changes(old: Bits, new: Bits) -> tuple[Positions, Bits, Bits]:
+    """Positions, old and new bits of what differs."""
+    parts = [(np.empty(0, np.uint32), old[:0], new[:0]), *diff(old, new, 0, _scratch())]
     positions, before, after = (np.concatenate(part) for part in zip(*parts, strict=True))
     return positions, before, after
 
@@ -150,7 +160,7 @@ def _decompress(data: bytes, count: int, dtype: str) -> Bits:
 
 
 def _indexed(_piece: int, old: Bits, new: Bits, *, zstd: bool) -> tuple[Any, ...]:
-    positions, _, after = changes(old, new)
+    positions, _, after = found(old, new)
     if not zstd:
         return len(positions), positions.tobytes(), after.tobytes()
     return len(positions), _compress(positions), _compress(after)
@@ -165,7 +175,7 @@ def _apply_indexed(_piece: int, stored: tuple[int, bytes, bytes], live: Bits) ->
 
 
 def _gapped(_piece: int, old: Bits, new: Bits) -> tuple[Any, ...]:
-    positions, before, after = changes(old, new)
+    positions, before, after = found(old, new)
     gaps = np.empty(len(positions) + len(old) // _GO_ON + 1, np.uint16)
     gaps = gaps[: _to_gaps(positions, gaps)]
     return len(gaps), len(positions), _compress(gaps), _compress(before ^ after)
