@@ -1,0 +1,1 @@
+"""The fault campaign: what is acknowledged is kept, bit for bit, whatever fails and whoever dies."""

@@ -1,0 +1,221 @@
+"""Real processes, killed by SIGKILL at random times, on a local root.
+
+Writers publish, janitors add anchors, receivers follow; each says what it is about to do and
+what was acknowledged. Time and again one is killed and a new one takes its place. What a version must hold
+is known from what its writer announced.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import deltafmt
+from deltafmt.errors import CommitConflictError, DeltafmtError, VersionGoneError
+from tools.faults.world import OPTIONS, Tally, Tensors, first_tensors, moved, same
+
+_KEEP_LAST = 8
+_AUDIT_EVERY = 10
+_ROLES = ("writer", "writer", "receiver", "janitor")
+"""Which role the next victim has, by chance."""
+
+
+def campaign(tally: Tally, *, seed: int, kills: int) -> Iterator[Tally]:
+    """Kill so many processes; yields after each."""
+    context = multiprocessing.get_context("forkserver")
+    # Children start in milliseconds, from a process that has loaded and compiled everything.
+    context.set_forkserver_preload(["tools.faults.kills", "tools.faults.warm"])
+    folder = Path(tempfile.mkdtemp(prefix="deltafmt-faults-"))
+    dice = random.Random(seed)
+    try:
+        world = _Announced(folder, seed)
+        while tally.kills < kills:
+            role = dice.choice(_ROLES)
+            process = context.Process(
+                target=_ROLE[role], args=(str(folder), dice.randrange(1 << 30)), daemon=True
+            )
+            process.start()
+            _kill(process, folder, dice)
+            tally.kills += 1
+            tally.rounds += 1
+            if process.exitcode != -signal.SIGKILL:
+                tally.fail("untyped", f"a {role} ended by itself ({process.exitcode}): {_complaint(folder)}")
+            if tally.kills % _AUDIT_EVERY == 0 or tally.kills == kills:
+                world.audit(tally)
+            yield tally
+    finally:
+        shutil.rmtree(folder)
+
+
+def _kill(process: BaseProcess, folder: Path, dice: random.Random) -> None:
+    """Kill a process a random moment after it has begun its work."""
+    ready = folder / f"ready-{process.pid}"
+    while not ready.exists() and process.is_alive():
+        time.sleep(0.002)
+    ready.unlink(missing_ok=True)
+    process.join(dice.uniform(0.0, 0.4))
+    assert process.pid is not None
+    if process.is_alive():
+        os.kill(process.pid, signal.SIGKILL)
+    process.join()
+
+
+class _Announced:
+    """What must be there, from the announcements of the writers."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.root = folder, str(folder / "run")
+        self.versions: list[Tensors] = [first_tensors(seed)]
+        self.read = 0
+        with deltafmt.Writer(self.root, options=OPTIONS) as writer:
+            writer.publish_anchor(self.versions[0])
+        self.announced: dict[int, list[int]] = {}
+        self.acknowledged = 0
+
+    def audit(self, tally: Tally) -> None:
+        """Read every version that has to be there, and compare it with what was announced."""
+        self._take_in()
+        lineage = deltafmt.open(self.root)
+        newest = lineage.latest()
+        if newest is None or newest < self.acknowledged:
+            tally.fail("lost", f"version {self.acknowledged} was acknowledged, the newest is {newest}")
+            return
+        floor = lineage.history.floor()
+        if floor > max(0, newest - _KEEP_LAST + 1):
+            tally.fail("lost", f"the floor is {floor}, the newest {newest}, and {_KEEP_LAST} are to be kept")
+        for version in range(len(self.versions), newest + 1):
+            if not self._settle(lineage, version, floor, tally):
+                return
+        for version in range(floor, newest + 1):
+            self._compare(lineage, version, tally)
+        tally.acknowledged = self.acknowledged
+
+    def _take_in(self) -> None:
+        """The writers' announcements since last time; a line that was cut off was written by one who died."""
+        text = (self.folder / "log").read_text() if (self.folder / "log").exists() else ""
+        for line in text[self.read :].splitlines():
+            what, *numbers = line.split()
+            if what == "announce" and len(numbers) == 2:
+                self.announced.setdefault(int(numbers[0]), []).append(int(numbers[1]))
+            if what == "acknowledge":
+                self.acknowledged = max(self.acknowledged, int(numbers[0]))
+        self.read = len(text)
+
+    def _settle(self, lineage: Any, version: int, floor: int, tally: Tally) -> bool:
+        """Which of the announced contents a version has: of two writers who died one may have come through."""
+        candidates = [moved(self.versions[-1], seed) for seed in self.announced.get(version, [])]
+        found = lineage.manifest(version).meta.get("seed") if version >= floor else None
+        chosen = moved(self.versions[-1], found) if isinstance(found, int) else None
+        if chosen is None and len(candidates) == 1:
+            chosen = candidates[0]
+        if chosen is None or not any(same(chosen, candidate) for candidate in candidates):
+            tally.fail("wrong_bits", f"version {version} is not what anybody announced")
+            return False
+        self.versions.append(chosen)
+        return True
+
+    def _compare(self, lineage: Any, version: int, tally: Tally) -> None:
+        try:
+            found = lineage.read(version)
+        except DeltafmtError as error:
+            tally.fail("lost", f"version {version}: {error!r}")
+            return
+        if not same(found, self.versions[version]):
+            tally.fail("wrong_bits", f"version {version}")
+
+
+def _work(folder: str, turn: Any) -> None:
+    """Say that the work begins, and take turns until killed; a failure is written down."""
+    torch.set_num_threads(1)
+    try:
+        state = turn(None)
+        Path(folder, f"ready-{os.getpid()}").touch()
+        while True:
+            state = turn(state)
+    except BaseException as error:
+        Path(folder, "complaint").write_text(repr(error))
+        raise
+
+
+def _complaint(folder: Path) -> str:
+    path = folder / "complaint"
+    return path.read_text() if path.exists() else "it said nothing"
+
+
+def _write(folder: str, seed: int) -> None:
+    """Publish on top of the newest version, over and over."""
+    dice = random.Random(seed)
+    root = f"{folder}/run"
+    writer = deltafmt.Writer(root, options=replace(OPTIONS, anchor_every=5))
+    # What is announced must be on its way to the disk before the version is.
+    log = os.open(f"{folder}/log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def turn(tensors: Tensors | None) -> Tensors:
+        if tensors is None:
+            writer.resume()
+            return deltafmt.open(root).read()
+        number = dice.randrange(1 << 30)
+        tensors = moved(tensors, number)
+        version = (writer.version or 0) + 1
+        os.write(log, f"announce {version} {number}\n".encode())
+        assert writer.publish(tensors, meta={"seed": number}) == version
+        os.write(log, f"acknowledge {version}\n".encode())
+        return tensors
+
+    _work(folder, turn)
+
+
+def _receive(folder: str, seed: int) -> None:
+    """Follow the newest version, and go back now and then; every step is proven."""
+    dice = random.Random(seed)
+    root = f"{folder}/run"
+    live = {name: torch.zeros_like(tensor) for name, tensor in first_tensors(0).items()}
+    receiver = deltafmt.Receiver(root, live)
+
+    def turn(state: bool | None) -> bool:
+        if state is not None:
+            newest = deltafmt.open(root).latest()
+            assert newest is not None
+            version = newest if dice.random() < 0.8 else max(0, newest - dice.randrange(4))
+            try:
+                receiver.advance(version)
+            except VersionGoneError:
+                return True
+            receiver.verify()
+        return True
+
+    _work(folder, turn)
+
+
+def _tidy(folder: str, seed: int) -> None:
+    """Add anchors."""
+    dice = random.Random(seed)
+    lineage: Any = deltafmt.open(f"{folder}/run")
+
+    def turn(state: bool | None) -> bool:
+        if state is None:
+            return True
+        newest = lineage.latest()
+        oldest = lineage.history.floor()
+        # Somebody else may be quicker, which is nobody's fault.
+        with suppress(VersionGoneError, CommitConflictError):
+            lineage.add_anchor(dice.randrange(oldest, newest + 1))
+        return True
+
+    _work(folder, turn)
+
+
+_ROLE = {"writer": _write, "receiver": _receive, "janitor": _tidy}
