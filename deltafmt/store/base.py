@@ -9,11 +9,12 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from deltafmt.errors import NotFoundError, StoreError, UnsupportedError
+from deltafmt.threads import pool_of
 
 GAP_BYTES = 64 << 10
 """Ranges of one object that lie at most this far apart are fetched as one."""
@@ -251,20 +252,16 @@ class Store(abc.ABC):
         waiting: deque[tuple[Fetch, Future[memoryview]]] = deque()
         queue, pending = iter(fetches), 0
         upcoming = next(queue, None)
-        with ThreadPoolExecutor(min(self.readers, len(fetches)), "deltafmt-read") as pool:
-            try:
-                while waiting or upcoming:
-                    while upcoming and (not waiting or pending + upcoming.range.nbytes <= ahead_bytes):
-                        pending += upcoming.range.nbytes
-                        waiting.append((upcoming, pool.submit(self._fetch, upcoming.range)))
-                        upcoming = next(queue, None)
-                    fetch, future = waiting.popleft()
-                    data = future.result()
-                    pending -= fetch.range.nbytes
-                    yield from _views(fetch, requests, data)
-            finally:
-                for _, future in waiting:
-                    future.cancel()
+        with pool_of(min(self.readers, len(fetches)), "deltafmt-read") as pool:
+            while waiting or upcoming:
+                while upcoming and (not waiting or pending + upcoming.range.nbytes <= ahead_bytes):
+                    pending += upcoming.range.nbytes
+                    waiting.append((upcoming, pool.submit(self._fetch, upcoming.range)))
+                    upcoming = next(queue, None)
+                fetch, future = waiting.popleft()
+                data = future.result()
+                pending -= fetch.range.nbytes
+                yield from _views(fetch, requests, data)
 
     def _fetch(self, wanted: Range) -> memoryview:
         if wanted.nbytes == 0:

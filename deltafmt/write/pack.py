@@ -6,7 +6,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from deltafmt.format.records import ChunkTable, ColumnTable, DomainTable, Footer
 from deltafmt.format.shard import shard_tail
 from deltafmt.kernels.digest import Digest
 from deltafmt.store import Sink, Store
+from deltafmt.threads import pool_of
 from deltafmt.write.cut import Bits
 
 R = TypeVar("R")
@@ -138,7 +139,7 @@ def in_order(
             yield work(item)
         return
     pending: deque[tuple[int, Future[R]]] = deque()
-    with ThreadPoolExecutor(threads, "deltafmt-write") as pool:
+    with pool_of(threads, "deltafmt-write") as pool:
 
         def take() -> R:
             item, future = pending.popleft()
@@ -153,8 +154,6 @@ def in_order(
             while pending:
                 yield take()
         finally:
-            for _, future in pending:
-                future.cancel()
             room.reach(sys.maxsize)
 
 
