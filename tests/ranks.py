@@ -108,6 +108,14 @@ def tensor_parallel(state: Tensors, world: int) -> tuple[list[Layout], list[Tens
     return layouts, parts
 
 
+STAGES = (("embed", "norm", "scale"), ("up", "norm"), ("down", "scale"))
+
+
+def staged_parts(state: Tensors) -> list[Tensors]:
+    """What three pipeline-like ranks have: whole tensors, some of them on several."""
+    return [{name: state[name] for name in names} for names in STAGES]
+
+
 def assert_holds(root: str, version: int, state: Tensors) -> None:
     """The version is exactly these bits."""
     read = deltafmt.open(root).read(version)

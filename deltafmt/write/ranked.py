@@ -40,6 +40,7 @@ from deltafmt.write.commit import (
 )
 from deltafmt.write.cut import Cut
 from deltafmt.write.detect import SnapshotDetector
+from deltafmt.write.hint import leave_hint
 from deltafmt.write.leader import Leader
 from deltafmt.write.local import Local
 from deltafmt.write.options import WriterOptions
@@ -406,6 +407,8 @@ class Ranked:
             raise
         result = DONE if outcome is Outcome.OURS else CONFLICT
         team.end(draft.agreed, result)
+        if result == DONE:
+            leave_hint(self._store, stored.manifest)
         return result, stored
 
     def _failed(self, agreed: Agreed, error: Exception) -> Exception:

@@ -25,6 +25,7 @@ from tests.ranks import (
     memory_root,
     model,
     publish,
+    staged_parts,
     tensor_parallel,
     together,
     writers,
@@ -59,19 +60,11 @@ def whole(state: Tensors, *names: str) -> Tensors:
     return {name: state[name] for name in names}
 
 
-STAGES = (("embed", "norm", "scale"), ("up", "norm"), ("down", "scale"))
-
-
-def stages(state: Tensors) -> list[Tensors]:
-    """Pipeline-like ranks with whole tensors, some of them on several."""
-    return [whole(state, *names) for names in STAGES]
-
-
 def staged(root: str, states: list[Tensors], **settings: object) -> list[deltafmt.Writer]:
     ranks = writers(root, 3, **settings)
-    assert anchor(ranks, stages(states[0])) == [0, 0, 0]
+    assert anchor(ranks, staged_parts(states[0])) == [0, 0, 0]
     for version, state in enumerate(states[1:], 1):
-        assert publish(ranks, stages(state)) == [version] * 3
+        assert publish(ranks, staged_parts(state)) == [version] * 3
     return ranks
 
 
@@ -87,17 +80,17 @@ def test_whole_tensors_of_ranks_are_put_together_without_a_schema() -> None:
 def test_a_version_without_a_change_needs_no_shard() -> None:
     root, state = memory_root(), model()
     ranks = staged(root, [state])
-    assert publish(ranks, stages(state)) == [1, 1, 1]
+    assert publish(ranks, staged_parts(state)) == [1, 1, 1]
     manifest = deltafmt.open(root).manifest(1)
     assert (len(manifest.shards), manifest.changed) == (0, 0)
-    assert publish(ranks, stages(changed(state, 3))) == [2, 2, 2]
+    assert publish(ranks, staged_parts(changed(state, 3))) == [2, 2, 2]
     assert_holds(root, 2, {name: changed(state, 3)[name] for name in deltafmt.open(root).schema().names})
 
 
 def test_replicas_that_differ_are_refused_with_tensor_and_ranks() -> None:
     root, state = memory_root(), model()
     ranks = staged(root, [state])
-    parts = stages(changed(state, 1))
+    parts = staged_parts(changed(state, 1))
     good = parts[1]["norm"]
     parts[1]["norm"] = good.clone()
     parts[1]["norm"].view(torch.int32)[5] ^= 1
@@ -135,7 +128,7 @@ def test_an_element_that_no_rank_holds_is_named_on_all_ranks() -> None:
 def test_a_rank_that_fails_is_named_and_the_next_publish_works() -> None:
     root, state = memory_root(), model()
     ranks = staged(root, [state])
-    parts = stages(changed(state, 1))
+    parts = staged_parts(changed(state, 1))
     broken = [parts[0], {"up": torch.zeros(3).to_sparse(), "norm": parts[1]["norm"]}, parts[2]]
     first, second, third = publish(ranks, broken)
     assert isinstance(second, SchemaError)
@@ -148,18 +141,18 @@ def test_a_rank_that_fails_is_named_and_the_next_publish_works() -> None:
 def test_a_leader_that_fails_tells_the_others() -> None:
     root, state = memory_root(), model()
     ranks = writers(root, 3)
-    first, second, third = publish(ranks, stages(state))
+    first, second, third = publish(ranks, staged_parts(state))
     assert isinstance(first, deltafmt.NotFoundError)
     for error in (second, third):
         assert isinstance(error, deltafmt.DeltafmtError)
         assert "publish_anchor" in str(error)
-    assert anchor(ranks, stages(state)) == [0, 0, 0]
+    assert anchor(ranks, staged_parts(state)) == [0, 0, 0]
 
 
 def test_missing_ranks_are_named() -> None:
     root, state = memory_root(), model()
     ranks = staged(root, [state], options={"rank_timeout_seconds": 0.6})
-    parts = stages(changed(state, 1))
+    parts = staged_parts(changed(state, 1))
     first, second = together([lambda: ranks[0].publish(parts[0]), lambda: ranks[2].publish(parts[2])])
     assert isinstance(first, IncompleteError)
     assert (first.kind, first.where) == ("rank-missing", "rank 1")
@@ -173,7 +166,7 @@ def test_missing_ranks_are_named() -> None:
 def test_ranks_without_their_leader_say_so_and_have_not_moved() -> None:
     root, state = memory_root(), model()
     ranks = staged(root, [state], options={"rank_timeout_seconds": 0.5})
-    parts = stages(changed(state, 1))
+    parts = staged_parts(changed(state, 1))
     for error in together([partial(ranks[k].publish, parts[k]) for k in (1, 2)]):
         assert isinstance(error, IncompleteError)
         assert error.kind == "rank-missing"
@@ -184,7 +177,7 @@ def test_ranks_without_their_leader_say_so_and_have_not_moved() -> None:
 def test_ranks_asked_for_different_steps_are_refused() -> None:
     root, state = memory_root(), model()
     ranks = staged(root, [state])
-    parts = stages(changed(state, 1))
+    parts = staged_parts(changed(state, 1))
     steps = (5, 5, 4)
     found = together([partial(ranks[k].publish, parts[k], step=steps[k]) for k in range(3)])
     assert [error.kind for error in found] == ["rank-failed", "rank-failed", "rank-disagrees"]
@@ -195,12 +188,12 @@ def test_tensors_may_come_change_and_go_on_any_rank() -> None:
     root, state = memory_root(), model()
     ranks = staged(root, [state])
     grown = {**changed(state, 1), "new": torch.ones(10, 3)}
-    parts = [*stages(grown)[:2], {**stages(grown)[2], "new": grown["new"]}]
+    parts = [*staged_parts(grown)[:2], {**staged_parts(grown)[2], "new": grown["new"]}]
     assert publish(ranks, parts) == [1, 1, 1]
     assert_holds(root, 1, {name: grown[name] for name in deltafmt.open(root).schema(1).names})
     reshaped = {**changed(grown, 2), "new": torch.zeros(4, 4)}
     parts = [
-        *stages(reshaped)[:2],
+        *staged_parts(reshaped)[:2],
         {"down": reshaped["down"], "scale": reshaped["scale"], "new": reshaped["new"]},
     ]
     assert publish(ranks, parts) == [2, 2, 2]
@@ -222,7 +215,7 @@ def test_two_jobs_on_one_root_one_wins_and_the_other_has_changed_nothing() -> No
     calls = [
         partial(w.publish, p)
         for ranks, new in zip(jobs, states, strict=True)
-        for w, p in zip(ranks, stages(new), strict=True)
+        for w, p in zip(ranks, staged_parts(new), strict=True)
     ]
     found = together(calls)
     won = 0 if found[0] == 1 else 1
@@ -232,7 +225,7 @@ def test_two_jobs_on_one_root_one_wins_and_the_other_has_changed_nothing() -> No
     assert_holds(root, 1, {name: states[won][name] for name in deltafmt.open(root).schema().names})
     assert [writer.version for writer in jobs[1 - won]] == [None] * 3
     together([writer.resume for writer in jobs[1 - won]])
-    assert publish(jobs[1 - won], stages(states[1 - won])) == [2, 2, 2]
+    assert publish(jobs[1 - won], staged_parts(states[1 - won])) == [2, 2, 2]
     assert_holds(root, 2, {name: states[1 - won][name] for name in deltafmt.open(root).schema().names})
 
 
@@ -278,14 +271,14 @@ def test_ranks_with_different_baselines_are_refused() -> None:
     ranks = writers(root, 3, options={"job": "b"})
     ranks[1].resume()
     staged_again = writers(root, 3, options={"job": "c"})
-    assert publish(staged_again, stages(changed(state, 2))) == [2, 2, 2]
+    assert publish(staged_again, staged_parts(changed(state, 2))) == [2, 2, 2]
     for writer in (ranks[0], ranks[2]):
         writer.resume()
-    for error in publish(ranks, stages(changed(state, 3))):
+    for error in publish(ranks, staged_parts(changed(state, 3))):
         assert isinstance(error, BaseMismatchError)
         assert "rank 1" in str(error) or error.found == "version 1"
     together([writer.resume for writer in ranks])
-    assert publish(ranks, stages(changed(state, 3))) == [3, 3, 3]
+    assert publish(ranks, staged_parts(changed(state, 3))) == [3, 3, 3]
 
 
 def test_masters_in_fp32_are_published_as_their_cast_through_layouts() -> None:
@@ -310,7 +303,7 @@ def test_publishing_in_the_background_by_all_ranks() -> None:
     root, state = memory_root(), model()
     ranks = staged(root, [state])
     new = changed(state, 1)
-    parts = [{name: tensor.clone() for name, tensor in part.items()} for part in stages(new)]
+    parts = [{name: tensor.clone() for name, tensor in part.items()} for part in staged_parts(new)]
     pending = together([partial(w.publish_async, p) for w, p in zip(ranks, parts, strict=True)])
     for part in parts:
         for tensor in part.values():
@@ -318,14 +311,14 @@ def test_publishing_in_the_background_by_all_ranks() -> None:
     assert [p.result() for p in pending] == [1, 1, 1]
     assert_holds(root, 1, {name: new[name] for name in deltafmt.open(root).schema().names})
     newer = changed(new, 2)
-    assert publish(ranks, stages(newer)) == [2, 2, 2]
+    assert publish(ranks, staged_parts(newer)) == [2, 2, 2]
     assert_holds(root, 2, {name: newer[name] for name in deltafmt.open(root).schema().names})
 
 
 def test_an_anchor_without_data_needs_all_ranks_digests_only() -> None:
     root, state = memory_root(), model()
     ranks = writers(root, 3)
-    parts = stages(state)
+    parts = staged_parts(state)
     calls = [
         partial(w.publish_anchor, p, store_data=False, meta={"hint": "elsewhere"})
         for w, p in zip(ranks, parts, strict=True)
@@ -335,7 +328,7 @@ def test_an_anchor_without_data_needs_all_ranks_digests_only() -> None:
     live = {name: tensor.clone() for name, tensor in state.items()}
     receiver = deltafmt.Receiver(root, live)
     assert receiver.adopt(0) == 0
-    assert publish(ranks, stages(changed(state, 1))) == [1, 1, 1]
+    assert publish(ranks, staged_parts(changed(state, 1))) == [1, 1, 1]
     assert receiver.advance() == 1
     assert torch.equal(live["up"], changed(state, 1)["up"])
 

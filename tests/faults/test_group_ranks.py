@@ -1,0 +1,71 @@
+"""Ranks of a process group, each a process: versions, failures, and kills at exact places."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import deltafmt
+from tests.faults.processes import KILLED, run_ranks
+from tests.ranks import assert_holds, changed, model
+
+STATES = [changed(model(), seed) for seed in range(6)]
+
+
+def test_a_life_of_four_ranks(tmp_path: Path) -> None:
+    found = run_ranks(tmp_path, 4, "life", group=True)
+    for rank, (
+        anchor,
+        first,
+        broken,
+        differs,
+        second,
+        lost,
+        version,
+        resumed,
+        behind,
+        proven,
+        last,
+    ) in enumerate(found):
+        assert [anchor, first, second] == [0, 1, 2]
+        assert broken[0] == ("LayoutError" if rank == 1 else "IncompleteError")
+        assert "rank 1" in broken[2] or rank == 1
+        assert differs[:2] == ["IncompleteError", "replicas-differ"]
+        assert "'norm'" in differs[2]
+        assert lost[:2] == ["CommitConflictError", "version-taken"]
+        assert version == 2, "nobody's version is ahead"
+        assert [resumed, behind, proven, last] == [3, 4, 4, 5]
+    root = str(tmp_path / "root")
+    for number, state in enumerate(STATES):
+        assert_holds(root, number, state)
+    assert deltafmt.open(root).verify().ok
+
+
+@pytest.mark.parametrize(
+    ("rank", "where", "newest"),
+    [
+        (1, ["open_sink", "data/", "after", 2], 0),
+        (2, ["close", "data/", "after", 2], 0),
+        (0, ["put_if_absent", "versions/", "before", 2], 0),
+        (0, ["put_if_absent", "versions/", "after", 2], 1),
+    ],
+)
+def test_a_killed_rank_leaves_a_whole_lineage(
+    tmp_path: Path, rank: int, where: list[object], newest: int
+) -> None:
+    found = run_ranks(tmp_path, 3, "steps", group=True, first=0, last=1, die={rank: where}, seconds=30.0)
+    assert found.pop(rank) == KILLED
+    root = str(tmp_path / "root")
+    assert deltafmt.open(root).latest() == newest
+    for anchor, outcome, version in found:
+        assert anchor == 0
+        if rank == 0 and newest == 1:
+            assert (outcome, version) == (1, 1), "the manifest that is there tells"
+        else:
+            assert outcome[:2] == ["IncompleteError", "rank-missing"]
+            assert f"rank {rank}" in outcome[2] or outcome[2].startswith("rank 0 is gone")
+            assert version == 0
+    names = deltafmt.open(root).schema().names
+    assert_holds(root, newest, {name: STATES[newest][name] for name in names})
+    assert deltafmt.open(root).verify().ok
