@@ -24,6 +24,7 @@ from deltafmt.store import Url, open_store
 from deltafmt.verify import Report, verify_lineage
 from deltafmt.write.anchor import add_anchor_way
 from deltafmt.write.commit import create_root
+from deltafmt.write.squash import add_squash_way
 
 BATCH_BYTES = 256 << 20
 """Tensors that stream through memory together."""
@@ -238,13 +239,34 @@ class Lineage:
             progress=progress,
         )
 
-    def add_anchor(self, version: int | None = None) -> None:
-        """Add an anchor way to a version, read from its chain; one that exists already is no error."""
+    def add_anchor(self, version: int | None = None) -> Manifest:
+        """Add an anchor way to a version, read from its chain; returns the way's manifest.
+
+        One that exists already is no error.
+        """
         number = self._version(version)
         schema = self.schema(number)
         tensors = allocate(schema)
         materialize(self.history, number, tensors)
-        add_anchor_way(self.history, number, tensors, sign_with=self.sign_with)
+        return add_anchor_way(self.history, number, tensors, sign_with=self.sign_with)
+
+    def squash(
+        self,
+        base: int,
+        version: int | None = None,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Manifest:
+        """Add one way from `base` to `version` in place of the deltas between; returns the way's manifest.
+
+        The deltas are composed chunk by chunk, in memory of some chunks, and without the base's weights
+        unless schema or tiling change in between. A way that exists already is no error. Receivers take it
+        where it saves bytes. `progress` gets (bytes done, bytes in all). Raises `NotFoundError` where the
+        versions between are gone, `SchemaError` (`dtype-mismatch`) where a tensor's dtype changes.
+        """
+        return add_squash_way(
+            self.history, base, self._version(version), progress=progress, sign_with=self.sign_with
+        )
 
     def _version(self, version: int | None) -> int:
         if version is not None:

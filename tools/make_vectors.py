@@ -381,12 +381,18 @@ def every_width() -> Root:
     return history(schema, Coding(), Coding(operation=c.SET), Coding(operation=c.DENSE))
 
 
-def history(schema: Schema, *codings: Coding, tiling: Tiling | None = None, density: float = 0.05) -> Root:
-    """An anchor and one delta for each coding."""
+def history(
+    schema: Schema,
+    *codings: Coding,
+    tiling: Tiling | None = None,
+    density: float = 0.05,
+    data: bool = True,
+) -> Root:
+    """An anchor (without `data`: only its digests) and one delta for each coding."""
     root = Root()
     root.start(schema)
     content = random_content(schema, 0)
-    root.add(0, schema, content, base=None, tiling=tiling, meta={"step": 0})
+    root.add(0, schema, content, base=None, tiling=tiling, data=data, meta={"step": 0})
     for number, coding in enumerate(codings):
         content = changed(content, number + 1, density)
         every = dict.fromkeys(range(100), (coding,))
@@ -501,6 +507,19 @@ def further_ways() -> Root:
     return root
 
 
+def squashes() -> Root:
+    """Ways over runs: new bits beside steps, and a run after which nothing differs."""
+    root = history(ONE, Coding(), Coding(operation=c.SET), Coding())
+    both = {0: (Coding(operation=c.SET), Coding())}
+    root.add(
+        3, ONE, root.contents[3], base=0, further=True, codings=both, edit=lambda m: replace(m, changed=None)
+    )
+    root.add(4, ONE, changed(root.contents[3], 9), base=3)
+    root.add(5, ONE, root.contents[3], base=4)
+    root.add(5, ONE, root.contents[3], base=3, further=True)
+    return root
+
+
 def two_writers() -> Root:
     schema = Schema(tuple(TensorSpec(f"w{k}", "bfloat16", (64, 64)) for k in range(4)))
     tiling = make_tiling(schema, domain_elements=4096)
@@ -577,6 +596,7 @@ GOOD: dict[str, tuple[str, Callable[[], Root]]] = {
     "ties": ("ties that break, form and turn round", ties),
     "recut": ("deltas under other tilings than their base's", recut),
     "further-ways": ("an anchor and a longer delta as further ways", further_ways),
+    "squashes": ("ways over runs of deltas, with steps beside new bits, and with nothing", squashes),
     "two-writers": ("shards of two writers", two_writers),
     "side-files": ("side files beside the weights", side_files),
     "signed": ("manifests signed by HMAC-SHA256 with the secret 00 01 .. 1f, chunk digests included", signed),
@@ -1067,11 +1087,12 @@ def _shards() -> dict[str, Bad]:
 
 def _ways() -> dict[str, Bad]:
     def way(error: str, what: str, edit: Callable[[Manifest], Manifest]) -> Bad:
-        root = history(ONE, Coding())
+        # No other way leads to the version, so that it cannot be passed by.
+        root = history(ONE, Coding(), data=False)
         root.add(1, ONE, root.contents[1], base=None, further=True, edit=edit)
         return Bad(what=what, error=error, root=root, version=1)
 
-    other = history(ONE, Coding())
+    other = history(ONE, Coding(), data=False)
     foreign = Schema((TensorSpec("v", "bfloat16", (40, 50)),))
     other.add(1, foreign, random_content(foreign, 1), base=None, further=True)
     writers = two_writers()

@@ -309,7 +309,9 @@ class Receipt:
     writer: int = _entry("int", "rank of the writer")
     writers: int = _entry("int", "number of writer ranks")
     size: int = _entry("int", "bytes of the whole shard object; 0 where there is none")
-    changed: int = _entry("int", "elements of this rank whose bits differ from the base's")
+    changed: int | None = _entry(
+        "int?", "elements of this rank whose bits differ from the base's; nil where unknown"
+    )
     listed: int = _entry("int", "elements stored in all chunks of this rank")
     chunks: ChunkTable = _entry("ChunkTable", "the shard's chunks")
     columns: ColumnTable = _entry("ColumnTable", "their columns")

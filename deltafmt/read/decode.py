@@ -19,6 +19,7 @@ from deltafmt.kernels.positions import (
     unpack_counts,
 )
 from deltafmt.kernels.steps import CodedSteps, decode_steps, from_planes
+from deltafmt.tiling import Tiling
 
 _EMPTY = np.empty(0, np.uint8)
 
@@ -38,6 +39,16 @@ class DomainShape:
     @property
     def dtype(self) -> np.dtype[Any]:
         return np.dtype(f"<u{self.width}")
+
+
+def domain_shape(tiling: Tiling, domain: int) -> DomainShape:
+    """Of one domain of a tiling."""
+    rows = slice(int(tiling.domain_box[domain]), int(tiling.domain_box[domain + 1]))
+    return DomainShape(
+        width=int(tiling.widths[domain]),
+        box_position=tiling.box_position[rows],
+        box_volume=tiling.box_volume[rows],
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

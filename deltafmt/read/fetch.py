@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from deltafmt.errors import ChecksumError
@@ -24,16 +24,19 @@ class StagedChunk:
     where: str
 
 
-def fetch_chunks(store: Store, plan: LinkPlan, *, digests: bool = False) -> Iterator[StagedChunk]:
-    """The planned chunks in the plan's order, fetched a bounded amount ahead.
+def fetch_chunks(store: Store, *plans: LinkPlan, digests: bool = False) -> Iterator[StagedChunk]:
+    """The planned chunks in the plans' order, fetched a bounded amount ahead.
 
     Raises `ChecksumError` for bytes that still differ from their CRC32C when read again, or with `digests`
     from the BLAKE2b-256 that their signed manifest gives.
     """
-    ranges = plan.ranges
+    ranges = [wanted for plan in plans for wanted in plan.ranges]
+    heads = (row for plan in plans for row in plan.heads())
     fetched = store.read_ranges(ranges)
-    expected = plan.chunk_digests if digests else itertools.repeat(None)
-    for (head, columns), wanted, data, digest in zip(plan.heads(), ranges, fetched, expected, strict=False):
+    expected: Iterable[bytes | None] = itertools.repeat(None)
+    if digests:
+        expected = [digest for plan in plans for digest in plan.chunk_digests]
+    for (head, columns), wanted, data, digest in zip(heads, ranges, fetched, expected, strict=False):
         where = f"{wanted.key}, domain {head.domain}"
         bad = _first_bad(columns, data)
         if bad is not None:

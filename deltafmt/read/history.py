@@ -135,22 +135,24 @@ class History:
 
     def further_ways(self, version: int) -> list[Stored]:
         """The ways that were added beside the first."""
-        found = []
-        for key in self.store.list(keys.ways_folder(version)):
-            named = keys.way_of(key)
-            if named is None or named[0] != version:
-                continue
-            stored = self.stored(key, version, way=True)
-            if stored.manifest.base != named[1]:
-                raise FormatError(
-                    "way from another base than its name says", kind="version-mismatch", where=key
-                )
-            first = self.first_way(version)
-            if stored.manifest.target_digest != first.digest:
-                raise FormatError("way to another manifest of the version", kind="target-digest", where=key)
-            check_further_way(stored.manifest, first.manifest, where=key)
-            found.append(stored)
-        return found
+        return [self.further_way(version, base) for base in self.further_bases(version)]
+
+    def further_bases(self, version: int) -> list[int | None]:
+        """Where the further ways start, by their names alone; ascending, an anchor (None) last."""
+        named = (keys.way_of(key) for key in self.store.list(keys.ways_folder(version)))
+        return [found[1] for found in named if found is not None and found[0] == version]
+
+    def further_way(self, version: int, base: int | None) -> Stored:
+        """One way that was added; `NotFoundError` (`version-missing`) if it does not exist."""
+        key = keys.way_key(version, base)
+        stored = self.stored(key, version, way=True)
+        if stored.manifest.base != base:
+            raise FormatError("way from another base than its name says", kind="version-mismatch", where=key)
+        first = self.first_way(version)
+        if stored.manifest.target_digest != first.digest:
+            raise FormatError("way to another manifest of the version", kind="target-digest", where=key)
+        check_further_way(stored.manifest, first.manifest, where=key)
+        return stored
 
     def ways(self, version: int) -> list[Stored]:
         """All ways to the version, its first one first."""

@@ -38,7 +38,7 @@ def materialize(
     `NotFoundError` where no anchor with data leads to the version; after any error the targets hold no
     version.
     """
-    path = cheapest_chain(history.ways, None, version)
+    path = cheapest_chain(history, None, version)
     replica = _replica(history, targets, layout, threads)
     links = replica.links(path)
     replica.stream(links, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +84,13 @@ class LinkPlan:
         starts = (DIGEST_BYTES * self.rows).tolist()
         return [] if found is None else [found[start : start + DIGEST_BYTES] for start in starts]
 
+    def take(self, part: npt.NDArray[Any]) -> LinkPlan:
+        """Some of the chunks, given by their numbers or by a mask."""
+        rows, starts, stops, first = (
+            column[part] for column in (self.rows, self.starts, self.stops, self.first_column)
+        )
+        return replace(self, rows=rows, starts=starts, stops=stops, first_column=first)
+
     def heads(self) -> Iterator[tuple[ChunkHead, tuple[ColumnHead, ...]]]:
         """Chunk and column rows of each chunk, in order."""
         chunks, columns = self.manifest.chunks.take(self.rows), self.manifest.columns
@@ -99,8 +107,12 @@ class LinkPlan:
 
 def plan_link(manifest: Manifest, segments: SegmentTable) -> LinkPlan:
     """Choose the chunks of the domains that are held here; pure."""
+    return plan_rows(manifest, np.flatnonzero(segments.touched[manifest.chunks.domain]))
+
+
+def plan_rows(manifest: Manifest, rows: Ints) -> LinkPlan:
+    """The given rows of the chunk table; pure."""
     chunks = manifest.chunks
-    rows = np.flatnonzero(segments.touched[chunks.domain])
     rows = rows[np.lexsort((chunks.offset[rows], chunks.shard[rows]))]
     starts = chunks.offset[rows].astype(np.int64)
     before = np.concatenate(([0], np.cumsum(chunks.columns.astype(np.int64))))

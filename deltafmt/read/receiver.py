@@ -258,12 +258,12 @@ class Receiver:
         return Step(target=target, links=links, direct=direct, undo=Undo() if reversible else None)
 
     def _path(self, wanted: int) -> list[Stored]:
-        ways, held = self._history.ways, self.held
+        history, held = self._history, self.held
         if held is not None:
-            path = cheapest_chain(ways, held.manifest.version, wanted, held_digest=held.digest)
+            path = cheapest_chain(history, held.manifest.version, wanted, held_digest=held.digest)
             if self._replica.views.carried(held.manifest.schema, [stored.manifest.schema for stored in path]):
                 return path
-        return cheapest_chain(ways, None, wanted)
+        return cheapest_chain(history, None, wanted)
 
     def _audited(self, version: int) -> int:
         """Digest some of what has changed; live bits that drifted before are repaired from an anchor."""

@@ -11,7 +11,7 @@ from deltafmt.format.records import Manifest
 from deltafmt.kernels import apply as native
 from deltafmt.kernels.apply import DomainView
 from deltafmt.layout import Layout
-from deltafmt.read.decode import DomainShape
+from deltafmt.read.decode import DomainShape, domain_shape
 from deltafmt.read.history import History
 from deltafmt.read.live import LiveDomain
 from deltafmt.read.targets import Targets
@@ -31,12 +31,7 @@ class View:
 
     def shape(self, domain: int) -> DomainShape:
         """What decoding needs to know of a domain."""
-        rows = slice(int(self.tiling.domain_box[domain]), int(self.tiling.domain_box[domain + 1]))
-        return DomainShape(
-            width=int(self.tiling.widths[domain]),
-            box_position=self.tiling.box_position[rows],
-            box_volume=self.tiling.box_volume[rows],
-        )
+        return domain_shape(self.tiling, domain)
 
     def domain(self, domain: int) -> LiveDomain:
         """The live elements of a domain."""

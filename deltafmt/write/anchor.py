@@ -1,21 +1,19 @@
-"""Further ways to versions that exist: an anchor beside a delta."""
+"""Anchors beside deltas: a version's tensors as a way from nothing."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 
-from deltafmt.errors import ChecksumError
+from deltafmt.format.records import Manifest
 from deltafmt.format.signing import Signer
 from deltafmt.read.history import History
 from deltafmt.schema import Schema
-from deltafmt.write.commit import Outcome, commit, drop, sealed
-from deltafmt.write.cut import Cut
+from deltafmt.write.further import add_way, existing_way, further_plan
 from deltafmt.write.source import LiveSource
-from deltafmt.write.way import WayPlan, anchor_results, build_way, tensor_sums
+from deltafmt.write.way import anchor_results
 
 
 def add_anchor_way(
@@ -25,44 +23,18 @@ def add_anchor_way(
     *,
     threads: int | None = None,
     sign_with: Signer | None = None,
-) -> None:
+) -> Manifest:
     """Add a way from nothing to a version, from its tensors (those that own their elements).
 
     The tensors are proven against the version's digests before the way comes to exist: `ChecksumError`
-    otherwise. A way that is there already is no error.
+    otherwise. Returns the way's manifest; a way that is there already is no error.
     """
-    target = history.first_way(version)
-    if target.manifest.base is None and target.manifest.data:
-        return
-    if any(way.manifest.base is None for way in history.further_ways(version)):
-        return
-    schema = history.schema(target.manifest.schema)
-    cut = Cut(schema, history.tiling(target.manifest.tiling, target.manifest.schema))
-    plan = WayPlan(
-        cut=cut,
-        lineage=target.manifest.lineage,
-        version=version,
-        base=None,
-        target=target,
-        tensors=np.zeros((len(schema), 2), np.uint64),
-        meta={},
-        files={},
-        sign_with=sign_with,
-    )
-    source = LiveSource(cut, owners(schema, tensors))
-    manifest, _ = build_way(
-        history.store, plan, anchor_results(plan, source, threads or min(8, os.cpu_count() or 1))
-    )
-    differ = (tensor_sums(manifest) != tensor_sums(target.manifest)).any(axis=1)
-    if differ.any():
-        drop(history.store, manifest.shard_keys)
-        raise ChecksumError(
-            "these tensors are not those of the version",
-            kind="content-mismatch",
-            where=f"version {version}, {schema.names[int(differ.argmax())]!r}",
-        )
-    if commit(history.store, *sealed(manifest, sign_with)) is not Outcome.OURS:
-        drop(history.store, manifest.shard_keys)
+    found = existing_way(history, version, None)
+    if found is not None:
+        return found
+    plan = further_plan(history, version, None, sign_with=sign_with)
+    source = LiveSource(plan.cut, owners(plan.cut.schema, tensors))
+    return add_way(history, plan, anchor_results(plan, source, threads or min(8, os.cpu_count() or 1)))
 
 
 def owners(schema: Schema, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

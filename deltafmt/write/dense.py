@@ -8,8 +8,8 @@ import numpy as np
 
 from deltafmt.format.chunk import ChunkHead, ChunkPacker, PackedChunk
 from deltafmt.format.constants import DENSE, PLANE
-from deltafmt.kernels.steps import plane_of
-from deltafmt.write.cut import Cut
+from deltafmt.kernels.steps import plane_of, to_planes
+from deltafmt.write.cut import Bits, Cut
 from deltafmt.write.source import Source
 
 _DENSE_SHARE = 0.25
@@ -24,17 +24,8 @@ def encode_dense(cut: Cut, source: Source, domain: int, *, below: int) -> Packed
 
 def encode_dense(cut: Cut, source: Source, domain: int, *, below: int | None = None) -> PackedChunk | None:
     """All elements of a domain, one byte plane in memory at a time; None unless that is below some bytes."""
-    volume = int(cut.tiling.volume[domain])
-    head = ChunkHead(
-        domain=domain,
-        operation=DENSE,
-        order=cut.order(domain),
-        width=cut.width(domain),
-        shift=0,
-        block=0,
-        listed=volume,
-    )
-    packer, plane = ChunkPacker(), np.empty(volume, np.uint8)
+    head = _head(cut, domain)
+    packer, plane = ChunkPacker(), np.empty(head.listed, np.uint8)
     for j in range(head.width):
         for piece, bits in source.pieces(domain):
             plane_of(bits, j, plane[piece.position : piece.position + piece.volume])
@@ -42,6 +33,26 @@ def encode_dense(cut: Cut, source: Source, domain: int, *, below: int | None = N
         if below is not None and packer.nbytes >= below:
             return None
     return packer.packed(head)
+
+
+def encode_given_dense(cut: Cut, domain: int, bits: Bits) -> PackedChunk:
+    """All elements of a domain, at hand in order of position."""
+    packer = ChunkPacker()
+    for j, plane in enumerate(to_planes(bits)):
+        packer.add(PLANE + j, plane)
+    return packer.packed(_head(cut, domain))
+
+
+def _head(cut: Cut, domain: int) -> ChunkHead:
+    return ChunkHead(
+        domain=domain,
+        operation=DENSE,
+        order=cut.order(domain),
+        width=cut.width(domain),
+        shift=0,
+        block=0,
+        listed=int(cut.tiling.volume[domain]),
+    )
 
 
 def or_dense(cut: Cut, source: Source, chunk: PackedChunk) -> PackedChunk:

@@ -27,7 +27,7 @@ from deltafmt.format.constants import (
 from deltafmt.kernels.coder import Scratch, StepCoder
 from deltafmt.kernels.diff import DiffScratch
 from deltafmt.kernels.positions import encode_positions, pack_counts
-from deltafmt.kernels.steps import to_planes
+from deltafmt.kernels.steps import encode_steps, to_planes
 from deltafmt.write.crowd import Crowd
 from deltafmt.write.cut import Bits, Cut
 from deltafmt.write.dense import encode_dense, or_dense
@@ -75,6 +75,16 @@ def encode_step(cut: Cut, detected: Detected) -> PackedChunk:
     )
     coder.add(positions, detected.old, detected.new)
     return pack_chunk(head, dict(zip(_STEP_COLUMNS, coder.columns(), strict=True)))
+
+
+def encode_given_steps(cut: Cut, domain: int, positions: npt.NDArray[np.uint32], step: Bits) -> PackedChunk:
+    """Steps at ascending positions, none of them zero, for whoever knows no bits."""
+    head, starts = _head(cut, domain, positions, STEP)
+    coded = encode_positions(positions, starts, head.shift)
+    steps = encode_steps(step, coded.elements)
+    counts = pack_counts(coded.entries, coded.elements, steps.magnitudes, steps.escapes)
+    columns = (coded.gap, coded.low, counts, steps.code, steps.magnitude, steps.escape)
+    return pack_chunk(head, dict(zip(_STEP_COLUMNS, columns, strict=True)))
 
 
 def _scratch() -> Scratch:

@@ -39,13 +39,14 @@ Changes = tuple[npt.NDArray[np.uint32], Bits]
 class DomainResult:
     """One domain, detected and encoded.
 
-    `listed` says whether the manifest gives its digests; `changes` are the positions and new bits of what
-    changed, None where all bits were taken.
+    `chunks` ascend by operation. `changed` is None where the old bits are not known. `listed` says whether
+    the manifest gives the digests; `changes` are the positions and new bits of what changed, None where all
+    bits were taken.
     """
 
     domain: int
-    chunk: PackedChunk | None
-    changed: int
+    chunks: tuple[PackedChunk, ...]
+    changed: int | None
     moved: dict[int, Digest]
     result: Digest
     base: Digest | None
@@ -95,7 +96,7 @@ class WayParts:
     chunk_digests: bytes | None
     digests: dict[int, Digest]
     moved: npt.NDArray[np.uint64]
-    changed: int
+    changed: int | None
     listed: int
     kept: Kept | None
 
@@ -237,23 +238,23 @@ def pack(
     digests: dict[int, Digest] = {}
     rows: list[tuple[int, ...]] = []
     moved = np.zeros((tensors, 2), np.uint64)
-    changed = listed = 0
+    changed: int | None = 0
+    listed = 0
     kept = Kept() if keep else None
     try:
         for result in results:
             for tensor, digest in result.moved.items():
                 moved[tensor] += digest
-            changed += result.changed
+            changed = None if changed is None or result.changed is None else changed + result.changed
             if result.domain in shared:
                 digests[result.domain] = result.result
             if result.listed:
                 rows.append(_domain_row(result))
-            if result.chunk is None:
-                continue
-            shard.add(result.chunk)
-            listed += result.chunk.head.listed
-            if kept is not None:
-                kept.add(result.chunk, result.changes)
+            for chunk in result.chunks:
+                shard.add(chunk)
+                listed += chunk.head.listed
+                if kept is not None:
+                    kept.add(chunk, result.changes)
         chunks, columns = shard.tables()
         domains: DomainTable = DomainTable.of_rows(rows)
         tables: dict[str, Any] = {"chunks": chunks, "columns": columns, "domains": domains}

@@ -67,7 +67,7 @@ def merged(receipts: Sequence[Receipt]) -> dict[str, Any]:
         "chunk_digests": _joined_digests(receipts, order),
         "columns": columns.take(column_rows),
         "domains": domains.take(np.argsort(domains.domain, kind="stable")),
-        "changed": sum(receipt.changed for receipt in receipts),
+        "changed": _total([receipt.changed for receipt in receipts]),
         "listed": sum(receipt.listed for receipt in receipts),
     }
 
@@ -79,6 +79,11 @@ def _joined_digests(receipts: Sequence[Receipt], order: npt.NDArray[np.int64]) -
         return None
     rows = np.frombuffer(b"".join(part or b"" for part in parts), np.uint8).reshape(-1, DIGEST_BYTES)
     return rows[order].tobytes()
+
+
+def _total(changed: list[int | None]) -> int | None:
+    known = [count for count in changed if count is not None]
+    return sum(known) if len(known) == len(changed) else None
 
 
 def _joined(table: type[Table], parts: Sequence[Any]) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltafmt.format import keys
+from deltafmt.format.chunk import PackedChunk
 from deltafmt.format.records import DigestTable, Footer, Manifest, Receipt
 from deltafmt.format.signing import Signer
 from deltafmt.kernels.diff import DiffScratch
@@ -136,7 +137,7 @@ def write_shard(
     base = None if plan.base is None else plan.base.manifest.version
     shared = plan.identity | {"writer": plan.writer}
 
-    def footer(*, changed: int, **tables: Any) -> Footer:
+    def footer(*, changed: int | None, **tables: Any) -> Footer:
         return Footer(changed=None if base is None else changed, **shared, **tables)
 
     key = keys.shard_key(
@@ -197,11 +198,11 @@ def _with_aliases(cut: Cut, sums: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint
     return sums
 
 
-def _result(detected: Detected, chunk: Any, listed: bool) -> DomainResult:
+def _result(detected: Detected, chunk: PackedChunk | None, listed: bool) -> DomainResult:
     keep = chunk is not None and not (detected.whole or detected.crowded)
     return DomainResult(
         domain=detected.domain,
-        chunk=chunk,
+        chunks=() if chunk is None else (chunk,),
         changed=detected.changed,
         moved=detected.moved,
         result=detected.result,

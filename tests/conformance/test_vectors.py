@@ -59,11 +59,15 @@ def test_good(vector: dict[str, Any]) -> None:
     assert {t["name"]: t["blake2b"] for t in rebuilt["tensors"]} == vector["tensors"]
 
 
-def test_every_way_of_a_version_gives_the_same() -> None:
-    root = refdump.Root(VECTORS / "good" / "further-ways")
-    wanted = root.tensors(3)
-    for way in ("anchor", "1", "2"):
-        found = root.tensors(3, way)
+@pytest.mark.parametrize(
+    ("name", "version", "ways"),
+    [("further-ways", 3, ("anchor", "1", "2")), ("squashes", 3, ("0", "2")), ("squashes", 5, ("3", "4"))],
+)
+def test_every_way_of_a_version_gives_the_same(name: str, version: int, ways: tuple[str, ...]) -> None:
+    root = refdump.Root(VECTORS / "good" / name)
+    wanted = root.tensors(version)
+    for way in ways:
+        found = root.tensors(version, way)
         assert all((found[name] == wanted[name]).all() for name in wanted)
 
 

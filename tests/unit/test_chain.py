@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -31,18 +30,34 @@ def way(
     return Stored(key=f"{version} from {base}", digest=digest(version), manifest=cast("Any", manifest))
 
 
-def ways_of(*ways: Stored) -> tuple[Callable[[int], Sequence[Stored]], list[int]]:
-    """The function that a chain asks, and the versions that it has asked for."""
-    asked: list[int] = []
+class Lineage:
+    """What a chain asks, answered from a list of ways (the first one to a version is its own), and noted."""
 
-    def ways_to(version: int) -> Sequence[Stored]:
-        asked.append(version)
-        found = [w for w in ways if w.manifest.version == version]
+    def __init__(self, *ways: Stored) -> None:
+        self.ways = ways
+        self.asked: list[int] = []
+        self.read: list[tuple[int, int | None]] = []
+
+    def _to(self, version: int) -> list[Stored]:
+        found = [w for w in self.ways if w.manifest.version == version]
         if not found:
             raise NotFoundError("no such version", kind="version-missing", where=version)
         return found
 
-    return ways_to, asked
+    def first_way(self, version: int) -> Stored:
+        if version not in self.asked:
+            self.asked.append(version)
+        return self._to(version)[0]
+
+    def further_bases(self, version: int) -> list[int | None]:
+        return [w.manifest.base for w in self._to(version)[1:]]
+
+    def further_way(self, version: int, base: int | None) -> Stored:
+        self.read.append((version, base))
+        found = next(w for w in self._to(version)[1:] if w.manifest.base == base)
+        if found.manifest.stored_bytes < 0:
+            raise FormatError("damaged", kind="crc-mismatch", where=found.key)
+        return found
 
 
 def steps(path: list[Stored]) -> list[tuple[int, int | None]]:
@@ -53,63 +68,63 @@ LINE = [way(0, None, 100), *(way(v, v - 1, 10) for v in range(1, 6))]
 
 
 def test_deltas_lead_from_a_held_version() -> None:
-    ways_to, asked = ways_of(*LINE)
-    assert steps(cheapest_chain(ways_to, 3, 5)) == [(4, 3), (5, 4)]
-    assert asked == [5, 4], "no more of the history is read than needed"
+    lineage = Lineage(*LINE)
+    assert steps(cheapest_chain(lineage, 3, 5)) == [(4, 3), (5, 4)]
+    assert lineage.asked == [5, 4], "no more of the history is read than needed"
 
 
 def test_from_nothing_it_starts_at_an_anchor() -> None:
-    assert steps(cheapest_chain(ways_of(*LINE)[0], None, 2)) == [(0, None), (1, 0), (2, 1)]
+    assert steps(cheapest_chain(Lineage(*LINE), None, 2)) == [(0, None), (1, 0), (2, 1)]
 
 
 def test_a_squashed_way_is_taken_where_it_is_cheaper() -> None:
-    assert steps(cheapest_chain(ways_of(*LINE, way(5, 1, 25))[0], 1, 5)) == [(5, 1)]
-    assert steps(cheapest_chain(ways_of(*LINE, way(5, 1, 45))[0], 1, 5)) == [(v, v - 1) for v in range(2, 6)]
-    assert steps(cheapest_chain(ways_of(*LINE, way(4, 1, 25))[0], 1, 5)) == [(4, 1), (5, 4)]
+    assert steps(cheapest_chain(Lineage(*LINE, way(5, 1, 25)), 1, 5)) == [(5, 1)]
+    assert steps(cheapest_chain(Lineage(*LINE, way(5, 1, 45)), 1, 5)) == [(v, v - 1) for v in range(2, 6)]
+    assert steps(cheapest_chain(Lineage(*LINE, way(4, 1, 25)), 1, 5)) == [(4, 1), (5, 4)]
 
 
 def test_an_anchor_serves_whoever_holds_another_version() -> None:
     dear = [way(0, None, 100), way(1, 0, 90), way(2, 1, 90), way(2, None, 100)]
-    assert steps(cheapest_chain(ways_of(*dear)[0], 0, 2)) == [(2, None)]
+    assert steps(cheapest_chain(Lineage(*dear), 0, 2)) == [(2, None)]
 
 
 def test_an_older_version_is_reached_from_an_anchor() -> None:
-    assert steps(cheapest_chain(ways_of(*LINE)[0], 5, 1)) == [(0, None), (1, 0)]
+    assert steps(cheapest_chain(Lineage(*LINE), 5, 1)) == [(0, None), (1, 0)]
 
 
 @pytest.mark.parametrize("held", [None, 0])
 def test_a_gap_is_bridged_by_an_anchor_or_named(held: int | None) -> None:
     kept = [way(0, None, 100), way(4, 3, 10), way(4, None, 100), way(5, 4, 10), way(6, 5, 10)]
-    assert steps(cheapest_chain(ways_of(*kept)[0], held, 6)) == [(4, None), (5, 4), (6, 5)]
+    assert steps(cheapest_chain(Lineage(*kept), held, 6)) == [(4, None), (5, 4), (6, 5)]
     kept = [w for w in kept if w.manifest.version != 5]
     with pytest.raises(NotFoundError, match="version 5") as caught:
-        cheapest_chain(ways_of(*kept)[0], held, 6)
+        cheapest_chain(Lineage(*kept), held, 6)
     assert caught.value.kind == "chain-broken"
 
 
 def test_an_anchor_without_data_is_no_way_from_nothing() -> None:
     ways = [way(0, None, 0, data=False), way(1, 0, 10)]
     with pytest.raises(NotFoundError, match="hub/model") as caught:
-        cheapest_chain(ways_of(*ways)[0], None, 1)
+        cheapest_chain(Lineage(*ways), None, 1)
     assert caught.value.kind == "chain-broken"
-    assert steps(cheapest_chain(ways_of(*ways)[0], 0, 1)) == [(1, 0)], "who has adopted it goes on"
+    assert steps(cheapest_chain(Lineage(*ways), 0, 1)) == [(1, 0)], "who has adopted it goes on"
 
 
 def test_a_way_from_another_base_is_passed_by() -> None:
     foreign = [*LINE[:3], way(3, 2, 10, base_digest=digest(9)), way(3, 1, 30)]
-    assert steps(cheapest_chain(ways_of(*foreign)[0], 0, 3)) == [(1, 0), (3, 1)]
+    assert steps(cheapest_chain(Lineage(*foreign), 0, 3)) == [(1, 0), (3, 1)]
     with pytest.raises(FormatError) as caught:
-        cheapest_chain(ways_of(*foreign[:4])[0], 0, 3)
+        cheapest_chain(Lineage(*foreign[:4]), 0, 3)
     assert caught.value.kind == "base-differs"
 
 
 def test_bits_of_another_history_are_no_base() -> None:
-    ways_to, _ = ways_of(*LINE)
-    assert steps(cheapest_chain(ways_to, 1, 2, held_digest=digest(1))) == [(2, 1)]
-    assert steps(cheapest_chain(ways_to, 1, 2, held_digest=digest(7))) == [(0, None), (1, 0), (2, 1)]
+    lineage = Lineage(*LINE)
+    assert steps(cheapest_chain(lineage, 1, 2, held_digest=digest(1))) == [(2, 1)]
+    assert steps(cheapest_chain(lineage, 1, 2, held_digest=digest(7))) == [(0, None), (1, 0), (2, 1)]
 
 
 def test_an_unknown_version_is_not_found() -> None:
     with pytest.raises(NotFoundError) as caught:
-        cheapest_chain(ways_of(*LINE)[0], 3, 9)
+        cheapest_chain(Lineage(*LINE), 3, 9)
     assert caught.value.kind == "version-missing"

@@ -70,7 +70,7 @@ def _first(url: str, tensors: dict[str, torch.Tensor]) -> tuple[float, Replica, 
 
 def _plan(replica: Replica, history: History, held: int, wanted: int) -> int:
     """Number of chunks that are to be fetched."""
-    path = cheapest_chain(history.ways, held, wanted)
+    path = cheapest_chain(history, held, wanted)
     links = replica.links(path, history.first_way(held) if held else None)
     return sum(len(link.plan.rows) for link in links)
 

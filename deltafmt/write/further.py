@@ -1,0 +1,109 @@
+"""Further ways to versions that exist: how each of them comes to exist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from deltafmt.errors import ChecksumError, CommitConflictError, NotFoundError
+from deltafmt.format import keys
+from deltafmt.format.records import Manifest
+from deltafmt.format.signing import Signer
+from deltafmt.format.validate import check_manifest
+from deltafmt.read.history import History, Stored
+from deltafmt.store import Store
+from deltafmt.write.commit import Outcome, commit, drop, sealed
+from deltafmt.write.cut import Cut
+from deltafmt.write.pack import DomainResult
+from deltafmt.write.way import WayPlan, build_way, tensor_sums
+
+
+def existing_way(history: History, version: int, base: int | None) -> Manifest | None:
+    """The way from `base` (None: from nothing) that leads to the version already."""
+    first = history.first_way(version).manifest
+    if first.base == base and first.data:
+        return first
+    if base not in history.further_bases(version):
+        return None
+    return history.further_way(version, base).manifest
+
+
+def further_plan(
+    history: History,
+    version: int,
+    base: int | None,
+    *,
+    tiling: bytes | None = None,
+    sign_with: Signer | None = None,
+) -> WayPlan:
+    """A way to be added, cut by a tiling of the version's schema (default: as the version is)."""
+    target = history.first_way(version)
+    manifest = target.manifest
+    schema = history.schema(manifest.schema)
+    return WayPlan(
+        cut=Cut(schema, history.tiling(tiling or manifest.tiling, manifest.schema)),
+        lineage=manifest.lineage,
+        version=version,
+        base=None if base is None else history.first_way(base),
+        target=target,
+        tensors=np.zeros((len(schema), 2), np.uint64),
+        meta={},
+        files={},
+        sign_with=sign_with,
+    )
+
+
+def add_way(history: History, plan: WayPlan, results: Iterator[DomainResult]) -> Manifest:
+    """Write a further way's shard and make the way exist; returns the manifest that then stands there.
+
+    That may be an equal way by somebody else, who was quicker. Raises `ChecksumError` where the results do
+    not lead to the version's content, `CommitConflictError` (`way-withdrawn`) where retention removed the
+    shard before the way existed; there is no way then.
+    """
+    assert plan.target is not None
+    store, target = history.store, plan.target.manifest
+    manifest, _ = build_way(store, plan, results)
+    try:
+        check_manifest(
+            manifest, plan.cut.schema, plan.cut.tiling, where=keys.way_key(plan.version, manifest.base)
+        )
+        _check_content(manifest, target, plan)
+        stored, data = sealed(manifest, plan.sign_with)
+    except BaseException:
+        drop(store, manifest.shard_keys)
+        raise
+    if commit(store, stored, data) is not Outcome.OURS:
+        drop(store, manifest.shard_keys)
+        return history.further_way(plan.version, manifest.base).manifest
+    _recheck(store, stored)
+    history.remember(stored)
+    return manifest
+
+
+def _check_content(manifest: Manifest, target: Manifest, plan: WayPlan) -> None:
+    differ = (tensor_sums(manifest) != tensor_sums(target)).any(axis=1)
+    if differ.any():
+        raise ChecksumError(
+            "these tensors are not those of the version",
+            kind="content-mismatch",
+            where=f"version {plan.version}, {plan.cut.schema.names[int(differ.argmax())]!r}",
+        )
+
+
+def _recheck(store: Store, stored: Stored) -> None:
+    """Withdraw a way whose shards were collected while no manifest named them."""
+    manifest = stored.manifest
+    for key, size in zip(manifest.shard_keys, manifest.shards.size.tolist(), strict=True):
+        try:
+            whole = store.size(key) == size
+        except NotFoundError:
+            whole = False
+        if not whole:
+            store.delete([stored.key])
+            drop(store, manifest.shard_keys)
+            raise CommitConflictError(
+                "retention removed the shards of a way before it existed; add it again",
+                kind="way-withdrawn",
+                where=key,
+            )
