@@ -34,6 +34,18 @@ sys.stdin.read()
 server.kill()
 """
 """Started between us and the server: the pipe ends when we do, however that happens."""
+_MOTO = """
+import sys, threading
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import run_simple
+application, lock = DomainDispatcherApplication(create_backend_app), threading.Lock()
+def one_at_a_time(environ, start_response):
+    with lock:
+        return application(environ, start_response)
+run_simple(
+    "127.0.0.1", int(sys.argv[1]), one_at_a_time, threaded=True, request_handler=MotoRequestHandler
+)
+"""
 _START_SECONDS = 60.0
 _GRPC = 10_000
 """SeaweedFS also listens on each port plus this."""
@@ -189,13 +201,17 @@ class SeaweedServer(Server):
 
 
 class MotoServer(Server):
-    """moto's stand-alone server; any credentials will do, and SIGKILL forgets everything."""
+    """moto's stand-alone server; any credentials will do, and SIGKILL forgets everything.
+
+    It looks for an object and writes it in two steps, between which another request of its own would slip
+    in: its requests are served one after another here.
+    """
 
     name = "moto"
 
     def command(self) -> list[str]:
         self.port = self.port or free_ports(1)[0]
-        return [_script("moto_server"), "-H", "127.0.0.1", "-p", str(self.port)]
+        return [sys.executable, "-c", _MOTO, str(self.port)]
 
 
 class JuiceServer(Server):

@@ -217,3 +217,48 @@ def test_an_error_comes_in_its_turn() -> None:
     assert bytes(next(views)) == b"01234"
     with pytest.raises(NotFoundError, match="gone"):
         next(views)
+
+
+def test_a_generator_that_is_dropped_waits_for_nobody() -> None:
+    """The garbage collector closes it anywhere, also where waiting for threads would never end."""
+    held, release = threading.Event(), threading.Event()
+
+    class Holding(MemoryStore):
+        def read_range(self, key: str, start: int, stop: int) -> Buffer:
+            if start:
+                held.set()
+                assert release.wait(60)
+            return super().read_range(key, start, stop)
+
+    store = Holding()
+    store.put("a", bytes(2_000_000))
+    views = store.read_ranges([Range("a", 0, 10), Range("a", 1_000_000, 1_000_010)])
+    assert bytes(next(views)) == bytes(10)
+    assert held.wait(60)
+    closer = threading.Thread(target=views.close)  # type: ignore[attr-defined]
+    closer.start()
+    closer.join(30)
+    assert not closer.is_alive()
+    release.set()
+
+
+def test_the_time_for_tries_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Away(MemoryStore):
+        attempts, budget_seconds, tries = 1000, 10.0, 0
+
+        def read_all(self, key: str) -> bytes:
+            self.tries += 1
+            raise StoreError("no route", kind="store-unreachable", where=key)
+
+    clock = [0.0]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr("deltafmt.store.base.time.sleep", sleep)
+    monkeypatch.setattr("deltafmt.store.base.time.monotonic", lambda: clock[0])
+    store = Away()
+    with pytest.raises(StoreError):
+        store.read("a")
+    assert 2.5 < clock[0] <= 10.0
+    assert 4 < store.tries < 20

@@ -17,7 +17,7 @@ import torch
 from aiobotocore.client import AioBaseClient
 
 import deltafmt
-from deltafmt import NotFoundError, StoreError, UnsupportedError
+from deltafmt import StoreError, UnsupportedError
 from deltafmt.store import AlreadyExists, Range, open_store, s3
 from deltafmt.store.s3 import PART_BYTES, S3Store
 from deltafmt.testing.servers import JuiceServer, MotoServer, SeaweedServer, Server, free_ports
@@ -118,11 +118,11 @@ def test_listings_longer_than_a_page(moto: MotoServer, monkeypatch: pytest.Monke
     assert list(store.list("versions")) == []
 
 
-def test_a_missing_bucket_is_named_on_writing(moto: MotoServer) -> None:
+def test_a_missing_bucket_is_named(moto: MotoServer) -> None:
     store = open_store("s3://nobody-made-this/run", moto.storage_options)
     with pytest.raises(StoreError, match="bucket does not exist"):
         store.put("files/a", b"1")
-    with pytest.raises(NotFoundError):
+    with pytest.raises(StoreError, match="bucket does not exist"):
         deltafmt.open("s3://nobody-made-this/run", storage_options=moto.storage_options)
 
 
