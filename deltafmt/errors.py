@@ -9,7 +9,7 @@
     ├── BaseMismatchError       the live bits are not the base that the delta starts from
     ├── CommitConflictError     another writer took the version: resume, then publish again
     ├── CommitUnknownError      storage went away while committing: the next publish settles it
-    ├── IncompleteError         what the ranks delivered makes no version: some are missing, or they disagree
+    ├── IncompleteError         what the ranks did makes no whole version or step: some are missing, or disagree
     ├── SchemaError             tensors do not fit the schema: names, shapes, dtypes
     ├── LayoutError             a layout does not fit the schema or the local tensors
     └── StoreError              storage failed or misbehaved: retry, or repair the storage
@@ -221,7 +221,7 @@ class CommitUnknownError(DeltafmtError):
 
 
 class IncompleteError(DeltafmtError):
-    """What the ranks delivered makes no whole version: some have not, or replicas differ. Nothing is changed."""
+    """What the ranks did makes no whole version or step: some failed or are missing, or they disagree."""
 
 
 class SchemaError(DeltafmtError):

@@ -362,6 +362,7 @@ def changed(content: Content, seed: int, density: float = 0.05) -> Content:
 # --- good -----------------------------------------------------------------------------------------------
 
 ONE = Schema((TensorSpec("w", "bfloat16", (40, 50)),))
+BYTES = Schema((TensorSpec("w", "int8", (40, 50)),))
 
 
 def every_width() -> Root:
@@ -700,10 +701,14 @@ def _raw(value: Any) -> Any:
 
 
 def bad_chunk(
-    error: str, what: str, spoil: Callable[[dict[int, Bits], ChunkHead], Any], coding: Coding | None = None
+    error: str,
+    what: str,
+    spoil: Callable[[dict[int, Bits], ChunkHead], Any],
+    coding: Coding | None = None,
+    schema: Schema | None = None,
 ) -> Bad:
     """A chunk whose columns are spoiled before they are compressed and checksummed."""
-    root = history(ONE)
+    root = history(schema or ONE)
 
     def edit(chunk: PackedChunk) -> PackedChunk:
         columns = unpacked(chunk)
@@ -711,7 +716,7 @@ def bad_chunk(
         return pack_chunk(chunk.head, columns)
 
     content = changed(root.contents[0], 7, 0.1)
-    root.add(1, ONE, content, base=0, codings={0: (coding or Coding(),)}, edit_chunk=edit)
+    root.add(1, schema or ONE, content, base=0, codings={0: (coding or Coding(),)}, edit_chunk=edit)
     return Bad(what=what, error=error, root=root, version=1)
 
 
@@ -964,6 +969,13 @@ def _manifests() -> dict[str, Bad]:
     }  # fmt: skip
 
 
+def _half_way_up(columns: dict[int, Bits], head: ChunkHead) -> None:
+    codes = columns[c.CODE]
+    first = next(i for i in range(head.listed) if codes[i >> 2] >> 2 * (i & 3) & 2)
+    codes[first >> 2] &= 255 - (1 << 2 * (first & 3))
+    columns[c.MAGNITUDE][0] = 126
+
+
 def _chunks() -> dict[str, Bad]:
     def drop(*ids: int) -> Callable[[dict[int, Bits], ChunkHead], None]:
         def spoil(columns: dict[int, Bits], head: ChunkHead) -> None:
@@ -1014,6 +1026,7 @@ def _chunks() -> dict[str, Bad]:
         "low-padding": bad_chunk("padding-nonzero", "bits behind the last low part", lambda cols, head: cols[c.LOW].__setitem__(-1, cols[c.LOW][-1] | 0x80), Coding(shift=1)),
         "unexpected": bad_chunk("column-unexpected", "a byte plane in a step chunk", extra),
         "escape-short": bad_chunk("escape-short", "an escape that needs none", escapes(3)),
+        "step-spelling": bad_chunk("escape-short", "128 steps up in one byte, which are 128 down", _half_way_up, schema=BYTES),
         "escape-zero": bad_chunk("escape-short", "a step of zero", escapes(0)),
         "escape-sign": bad_chunk("escape-sign", "an escape of the other sign", lambda cols, head: cols.__setitem__(c.ESCAPE, np.negative(cols[c.ESCAPE].view("<i2")).view(np.uint8))),
         "set-magnitudes": bad_chunk("block-counts", "a set chunk that counts magnitudes", lambda cols, head: cols[c.BLOCK].reshape(16, -1)[8].__setitem__(0, 1), Coding(operation=c.SET)),

@@ -738,7 +738,7 @@ def decode_steps(
                     require((d < 0) == bool(negative), "escape-sign", where)
                     size = abs(d)
                     e += 1
-                require(size <= 1 << 8 * width - 1, "escape-short", where)
+                require(size <= (1 << 8 * width - 1) - (not negative), "escape-short", where)
                 m += 1
             steps.append((-size if negative else size) % (1 << 8 * width))
         require((m, e) == (last_m, last_e), "block-counts", where)

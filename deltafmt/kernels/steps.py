@@ -205,11 +205,11 @@ def _decode(
             # The block's counts were summed up before, so that the last place is the padding's.
             byte = _U64(magnitude[min(m, last_m)])
             size = _ONE + larger * (byte + _ONE)
-            if larger and (byte == _U64(_ESCAPE) or size > sign or m == last_m):
+            if larger and (byte == _U64(_ESCAPE) or size + (_ONE ^ (two & _ONE)) > sign or m == last_m):
                 if m == last_m:
                     return 1, block
                 if byte != _U64(_ESCAPE):
-                    # Only bytes: more than 128 steps away has no place in eight bits.
+                    # Only bytes: eight bits hold -128 to 127.
                     return 2, block
                 if e == last_e:
                     return 1, block

@@ -40,7 +40,24 @@ def run_bounded(
         finally:
             for future in pending:
                 future.cancel()
+            _outlast(pending)
     return results
+
+
+def _outlast(pending: Iterable[Future[Result]]) -> None:
+    """Wait until nothing is under way; an interrupt meanwhile is raised then, not before.
+
+    Who undoes what the items did must not run beside them.
+    """
+    interrupt: KeyboardInterrupt | None = None
+    while True:
+        try:
+            wait(pending)
+            break
+        except KeyboardInterrupt as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
 
 
 def _take(pending: dict[Future[Result], int]) -> list[Result]:

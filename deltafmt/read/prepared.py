@@ -94,7 +94,9 @@ class Prepared:
         try:
             self._step.apply(self._replica)
         except BaseException:
-            if self.reversible:
+            if self._step.undo is not None:
+                # Undone already, unless another interrupt came in between: then what is left follows now.
+                self._step.undo.run()
                 self._holder.held = self._old
             raise
         self._holder.held = self._step.target

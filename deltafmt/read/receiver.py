@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
-from deltafmt.errors import BaseMismatchError, ChecksumError, NotFoundError, UnsupportedError
+from deltafmt.errors import BaseMismatchError, ChecksumError, IncompleteError, NotFoundError
 from deltafmt.layout import Layout
 from deltafmt.read.apply import Undo
 from deltafmt.read.chain import cheapest_chain
 from deltafmt.read.follow import Follower, OnVersion
+from deltafmt.read.group import Group
 from deltafmt.read.history import History, Stored
 from deltafmt.read.options import ReadOptions
 from deltafmt.read.prepared import Prepared, Step
@@ -46,6 +47,10 @@ class Receiver:
     are; without a `layout` each is filled by the stored tensor of its name. A receiver trusts no live bits
     until `adopt` or a first `advance`. Calls from several threads are served one after another.
 
+    With a `group`, a `torch.distributed` group or anything with an `all_gather_object(value)` that returns the
+    values of all ranks, `advance` is a collective call: all ranks end at the version, or none of them does.
+    Everything else is each rank's own.
+
     Raises `LayoutError` where tensors and layout do not fit the newest version, before anything is written.
     """
 
@@ -59,12 +64,7 @@ class Receiver:
         storage_options: Mapping[str, Any] | None = None,
         options: ReadOptions | None = None,
     ) -> None:
-        if group is not None:
-            raise UnsupportedError(
-                "receivers do not act as a group; use prepare, apply, keep and rollback on each rank",
-                kind="feature-unknown",
-                where="group",
-            )
+        self._group = None if group is None else Group(group)
         self.held: Stored | None = None
         self._lock = threading.RLock()
         self._follower: Follower | None = None
@@ -125,24 +125,72 @@ class Receiver:
         If the outcome is not the version's and the live bits prove not to be those of the version held, or if
         the audit of a few changed domains (`ReadOptions.audit_domains`) finds bits that drifted, they are
         repaired from an anchor, once.
+
+        In a group, each rank fetches and checks, then writes, then keeps, and goes on only when all have done
+        so; where one has not, all go back to what they held (or to no known version, if the old bits were not
+        kept). That rank raises what went wrong, and the others `IncompleteError`.
         """
         self._check_open()
+        if self._group is not None:
+            version = self._common(self._group, version)
+        prepared = self._voted(lambda: self._ready(version, streaming=streaming))
+        applied = self._voted(lambda: self._applied(prepared), Prepared.rollback)
+        applied.keep()
+        self._replica.views.forget(applied.schema)
+        return self._audited(applied.version)
+
+    def _ready(self, version: int | None, *, streaming: bool) -> Prepared:
+        """What leads to the version: what was prefetched where that is still good."""
         prepared, self._staged = self._staged, None
         if prepared is None or prepared.stale or version not in (None, prepared.version):
             prepared = self._prepare(version, streaming=streaming)
+        return prepared
+
+    def _applied(self, prepared: Prepared) -> Prepared:
+        """What was written in the end: the step prepared, or where the base had drifted one from an anchor."""
         try:
             prepared.apply()
         except ChecksumError as error:
             if error.kind != "content-mismatch" or self.held is None or self._is_proven(self.held):
                 raise
-            return self._repaired(prepared.version, error)
+            return self._from_anchor(prepared.version, error)
         except BaseMismatchError as error:
             if error.kind == "cast-inexact":
                 self.held = None
             raise
-        prepared.keep()
-        self._replica.views.forget(prepared.schema)
-        return self._audited(prepared.version)
+        return prepared
+
+    def _common(self, group: Group, version: int | None) -> int | None:
+        """The version that all ranks go to: the one asked for, else the first rank's staged or newest one."""
+        if not group.same(version):
+            raise IncompleteError(
+                "ranks of the group asked for different versions", kind="rank-disagrees", found=version
+            )
+        if version is not None:
+            return version
+        staged = self._staged
+        ours = self._voted(
+            lambda: self._history.latest() if staged is None or staged.stale else staged.version
+        )
+        return cast("int | None", group.first(ours))
+
+    def _voted(self, work: Callable[[], _R], undo: Callable[[_R], None] | None = None) -> _R:
+        """What `work` returns, if it succeeds on every rank of the group; where it does not, `undo` follows."""
+        if self._group is None:
+            return work()
+        results: list[_R] = []
+        error: Exception | None = None
+        try:
+            results.append(work())
+        except Exception as caught:  # noqa: BLE001 (raised again by the vote)
+            error = caught
+        try:
+            self._group.settle(error)
+        except BaseException:
+            if results and undo is not None:
+                undo(results[0])
+            raise
+        return results[0]
 
     @_one_at_a_time
     def prepare(self, version: int | None = None) -> Prepared:
@@ -283,11 +331,15 @@ class Receiver:
         return True
 
     def _repaired(self, version: int, cause: ChecksumError) -> int:
+        self._from_anchor(version, cause).keep()
+        return version
+
+    def _from_anchor(self, version: int, cause: ChecksumError) -> Prepared:
+        """The version written from an anchor, whatever was there; `cause` if there is none."""
         self.held = None
         try:
             prepared = self._prepare(version, streaming=False)
         except NotFoundError:
             raise cause from None
         prepared.apply()
-        prepared.keep()
-        return prepared.version
+        return prepared
