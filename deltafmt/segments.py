@@ -176,7 +176,8 @@ class Placed:
         The fast path beside `of` with `Layout.identity`.
         """
         shapes = schema.padded_shapes
-        target = np.flatnonzero((rows >= 0) & (shapes[rows] > 0).all(axis=1))
+        target = np.flatnonzero(rows >= 0)
+        target = target[(shapes[rows[target]] > 0).all(axis=1)]
         target = target[np.argsort(rows[target], kind="stable")]
         tensor = rows[target]
         counted = np.ones(len(tensor), bool)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -27,6 +28,7 @@ def run_bounded(
     first failure stops the rest; it is raised when every item under way has ended.
     """
     results: list[Result] = []
+    gate = _Gate()
     with ThreadPoolExecutor(threads, "deltafmt-work") as pool:
         pending: dict[Future[Result], int] = {}
         try:
@@ -34,30 +36,55 @@ def run_bounded(
                 weight = weigh(item) if weigh else 0
                 while pending and (len(pending) >= 2 * threads or sum(pending.values()) + weight > limit):
                     results += _take(pending)
-                pending[pool.submit(work, item)] = weight
+                pending[pool.submit(gate.through, work, item)] = weight
             while pending:
                 results += _take(pending)
         finally:
             for future in pending:
                 future.cancel()
-            _outlast(pending)
+            gate.close()
     return results
 
 
-def _outlast(pending: Iterable[Future[Result]]) -> None:
-    """Wait until nothing is under way; an interrupt meanwhile is raised then, not before.
+class _Gate:
+    """Lets items begin until it is closed, and knows when none is under way any more.
 
-    Who undoes what the items did must not run beside them.
+    A pool alone does not: a worker that is started while an interrupt arrives may be unknown to it.
     """
-    interrupt: KeyboardInterrupt | None = None
-    while True:
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._running = 0
+        self._closed = False
+
+    def through(self, work: Callable[[Item], Result], item: Item) -> Result:
+        with self._changed:
+            if self._closed:
+                raise CancelledError
+            self._running += 1
         try:
-            wait(pending)
-            break
-        except KeyboardInterrupt as error:
-            interrupt = error
-    if interrupt is not None:
-        raise interrupt
+            return work(item)
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let nothing more begin, and wait until nothing runs; an interrupt meanwhile is raised then.
+
+        Who undoes what the items did must not run beside them.
+        """
+        interrupt: KeyboardInterrupt | None = None
+        while True:
+            try:
+                with self._changed:
+                    self._closed = True
+                    self._changed.wait_for(lambda: not self._running)
+                break
+            except KeyboardInterrupt as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
 
 def _take(pending: dict[Future[Result], int]) -> list[Result]:

@@ -341,12 +341,10 @@ class Writer:
             except BaseException:
                 drop(self._store, manifest.shard_keys)
                 raise
-            try:
-                outcome = commit(self._store, stored, data)
-            except BaseException:
-                self._unsettled = (stored, lambda: self._advance(draft, stored, parts))
-                raise
-            if outcome is not Outcome.OURS:
+            # Whatever comes in between, an interrupt included, the next call finds out how it ended.
+            self._unsettled = (stored, lambda: self._advance(draft, stored, parts))
+            if commit(self._store, stored, data) is not Outcome.OURS:
+                self._unsettled = None
                 drop(self._store, manifest.shard_keys)
                 raise conflict(manifest.version)
             leave_hint(self._store, manifest)
@@ -362,6 +360,7 @@ class Writer:
         # Until the copy has followed, it is the copy of nothing.
         self._base = None
         self._version, self._next = manifest.version, manifest.version + 1
+        self._unsettled = None
         try:
             draft.advance(manifest, parts)
         except StoreError as error:
@@ -391,7 +390,8 @@ class Writer:
             return
         stored, advance = self._unsettled
         outcome = settle(self._store, stored.manifest)
-        self._unsettled = None
+        if outcome is not Outcome.OURS:
+            self._unsettled = None
         if outcome is Outcome.OURS:
             try:
                 advance()

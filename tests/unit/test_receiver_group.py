@@ -17,6 +17,7 @@ import torch
 import deltafmt
 from deltafmt.errors import DeltafmtError, IncompleteError, StoreError
 from deltafmt.read import replica as replica_module
+from deltafmt.read.apply import apply_domain as real_apply_domain
 from deltafmt.testing.faulty import FaultyStore, failing
 from tests.cases.common import assert_same, blank, copied, faulty, new_root
 
@@ -143,14 +144,14 @@ def test_a_rank_that_fails_while_it_writes_takes_all_back(
     ranks = Ranks()
     if held is not None:
         ranks.advance(held, held)
-    whole, bad, done = replica_module.apply_domain, ranks.receivers[1]._replica, []
+    bad, done = ranks.receivers[1]._replica, []
 
     def apply_domain(view: Any, *arguments: Any) -> None:
         if view.targets is bad.views.targets:
             done.append(1)
             if len(done) > after:
                 raise StoreError("a device went away", kind="store-failed")
-        whole(view, *arguments)
+        real_apply_domain(view, *arguments)
 
     monkeypatch.setattr(replica_module, "apply_domain", apply_domain)
     good, broken = ranks.advance(3, 3)

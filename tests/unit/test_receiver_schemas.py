@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+import deltafmt
 from deltafmt import LayoutError, Receiver
+from tests.cases.common import new_root
 from tests.reading import Course, Tensors, blank, copied, same
 
 
@@ -136,3 +138,22 @@ def test_a_change_of_tiling_is_a_barrier_between_foldings() -> None:
     receiver.advance()
     assert same(live, course.versions[3])
     assert len(tilings) == 2
+
+
+def test_a_model_that_was_empty_for_a_while() -> None:
+    root = new_root()
+    tensors: Tensors = {"w": torch.arange(6.0)}
+    writer = deltafmt.Writer(root)
+    for number, model in enumerate((tensors, {}, {}, tensors, {"v": torch.ones(2)}, tensors)):
+        (writer.publish if number else writer.publish_anchor)(model)
+    live = {"w": torch.zeros(6)}
+    receiver = deltafmt.Receiver(root, live)
+    for version in (0, 3, 5, 0, 5):
+        assert receiver.advance(version) == version
+        assert torch.equal(live["w"], tensors["w"])
+        assert receiver.verify().complete
+    with pytest.raises(LayoutError):
+        receiver.advance(1)
+    assert receiver.version == 5
+    assert deltafmt.open(root).verify().ok
+    assert deltafmt.Receiver(root, live).advance(5) == 5

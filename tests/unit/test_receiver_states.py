@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,8 +21,10 @@ from deltafmt import (
 )
 from deltafmt.format import keys
 from deltafmt.read import apply as apply_module
+from deltafmt.read import prepared as prepared_module
 from deltafmt.read import replica as replica_module
 from deltafmt.read.options import ReadOptions
+from deltafmt.read.pool import run_bounded
 from tests.reading import Course, Tensors, blank, copied, same, wrapped
 
 
@@ -344,3 +349,107 @@ def test_a_cut_manifest_is_not_committed(course: Course, live: Tensors) -> None:
     store.put(keys.version_key(6), b"")
     store.put("versions/notes.txt", b"noise")
     assert receiver.advance() == 4
+
+
+def test_an_interrupt_while_a_failed_step_is_undone(
+    course: Course, live: Tensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver = Receiver(course.root, live, options=ReadOptions(threads=1))
+    receiver.advance(1)
+    before = copied(live)
+    done: list[int] = []
+    undo, real = apply_module.Undo.run, apply_module.apply_domain
+
+    def interrupted(self: apply_module.Undo) -> None:
+        if not done:
+            done.append(1)
+            self.actions.pop()()
+            raise KeyboardInterrupt
+        undo(self)
+
+    def failing(*arguments: Any) -> None:
+        real(*arguments)
+        if len(done) == 0 and len(arguments[-1].actions) > 1:
+            raise RuntimeError
+
+    monkeypatch.setattr(apply_module.Undo, "run", interrupted)
+    monkeypatch.setattr(replica_module, "apply_domain", failing)
+    with pytest.raises(KeyboardInterrupt):
+        receiver.advance(3)
+    assert done
+    assert receiver.version == 1
+    assert same(live, before)
+    monkeypatch.undo()
+    receiver.advance(3)
+    assert same(live, course.versions[3])
+
+
+def test_an_interrupt_when_all_is_written(
+    course: Course, live: Tensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver = Receiver(course.root, live)
+    receiver.advance(1)
+    before = copied(live)
+    whole = prepared_module.Step.apply
+
+    def late(self: prepared_module.Step, replica: Any) -> None:
+        whole(self, replica)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepared_module.Step, "apply", late)
+    with pytest.raises(KeyboardInterrupt):
+        receiver.advance(3)
+    assert receiver.version == 1
+    assert same(live, before)
+
+
+def test_what_is_under_way_ends_before_an_interrupt_is_told() -> None:
+    running, ended = threading.Event(), threading.Event()
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def work(_: int) -> None:
+        running.set()
+        for _ in range(3):
+            time.sleep(0.1)
+            signal.pthread_kill(main, signal.SIGINT)
+        time.sleep(0.1)
+        ended.set()
+
+    def items() -> Iterator[int]:
+        yield 0
+        running.wait()
+        raise StoreError("gone", kind="store-failed")
+
+    # What is started in the background of a shell is deaf to this signal otherwise.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_bounded(work, items(), threads=1)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended.is_set()
+
+
+def test_a_worker_that_the_pool_does_not_know_does_nothing_after_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when the interrupt arrives while the pool waits for its thread to have started."""
+    start, done, gate = threading.Thread.start, [], threading.Event()
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name.startswith("deltafmt-work"):
+            raise KeyboardInterrupt
+
+    def work(number: int) -> None:
+        gate.wait(0.2)
+        done.append(number)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_bounded(work, range(4), threads=2)
+    monkeypatch.undo()
+    after = list(done)
+    time.sleep(0.5)
+    assert done == after, "nothing is written beside what undoes it"

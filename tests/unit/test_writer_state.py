@@ -431,3 +431,23 @@ def test_resume_needs_no_second_try_after_an_unknown_commit(
     assert writer.resume() == 1
     assert writer.publish(tensors) == 2
     check(name, tensors, 2)
+
+
+@pytest.mark.parametrize("place", ["leave_hint", "merged_digests"])
+def test_an_interrupt_right_after_the_commit_is_no_conflict(
+    name: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, tensors = begun(name)
+    tensors["a"][3] += 1
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"deltafmt.write.writer.{place}", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            writer.publish(tensors)
+    tensors["a"][7] += 2
+    assert writer.publish(tensors) == 2
+    assert [info.changed for info in deltafmt.open(url_of(name)).log()] == [None, 1, 1]
+    check(name, tensors, 2)
