@@ -168,7 +168,7 @@ def _columns(
     record: SchemaRecord, ranks: Any, lengths: Any, where: object
 ) -> tuple[list[str], list[str], list[tuple[int, ...]], list[str | None]]:
     """Names, dtypes, shapes and aliases, row by row; equal ones are one object."""
-    names = _names(record.names.tobytes(), _slices(np.cumsum(lengths)), where)
+    names = _names(record.names, np.cumsum(lengths), where)
     extents = record.shapes.tobytes()
     packed = list(map(extents.__getitem__, _slices(8 * np.cumsum(ranks))))
     shapes = {key: struct.unpack(f"<{len(key) // 8}Q", key) for key in set(packed)}
@@ -179,11 +179,13 @@ def _columns(
     return names, dtypes, list(map(shapes.__getitem__, packed)), aliases
 
 
-def _names(blob: bytes, places: Iterator[slice], where: object) -> list[str]:
-    if blob.isascii():
-        return list(map(blob.decode().__getitem__, places))
+def _names(packed: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64], where: object) -> list[str]:
+    blob = packed.tobytes()
+    if blob.isascii() and len(ends):
+        # A byte that no ASCII name holds between any two of them: one split makes all the strings.
+        return np.insert(packed, ends[:-1], 0xFF).tobytes().decode("latin-1").split("\xff")
     try:
-        return [blob[place].decode() for place in places]
+        return [blob[place].decode() for place in _slices(ends)]
     except UnicodeDecodeError as error:
         raise FormatError("tensor name is not UTF-8", kind="name-invalid", where=where) from error
 

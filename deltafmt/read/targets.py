@@ -40,7 +40,10 @@ class Targets:
     """
 
     def __init__(self, named_tensors: NamedTensors) -> None:
-        self.tensors = _writable(named_tensors)
+        self.tensors = _given(named_tensors)
+        self.on_cpu = all(self._each("is_cpu"))
+        """Whether all are in this process's main memory."""
+        self._check_kinds()
         self.contiguous = all(map(torch.Tensor.is_contiguous, self.tensors.values()))
         start = self._first_bytes = self._current()
         self._check_memory(start)
@@ -55,6 +58,27 @@ class Targets:
             self.addresses = np.array(
                 [start[[row[n] for n in names]].min() for names in self._groups], np.int64
             )
+
+    def _check_kinds(self) -> None:
+        """Raise for tensors that cannot be written to."""
+        # One question to all tensors after another: a loop that asks each of them everything is what opening a
+        # large model would wait for.
+        tensors = self.tensors
+        is_strided = set(self._each("layout")) <= {torch.strided}
+        if not is_strided or (not self.on_cpu and any(self._each("is_meta"))):
+            name = next(
+                n for n, tensor in tensors.items() if tensor.is_meta or tensor.layout is not torch.strided
+            )
+            raise UnsupportedError(
+                "a tensor without memory of its own, or a sparse one, cannot be written to",
+                kind="device-unsupported",
+                where=f"{name!r}, {tensors[name].layout} on {tensors[name].device}",
+            )
+        if any(map(torch.Tensor.is_conj, tensors.values())) or any(
+            map(torch.Tensor.is_neg, tensors.values())
+        ):
+            name = next(n for n, tensor in tensors.items() if tensor.is_conj() or tensor.is_neg())
+            raise LayoutError("a lazy view cannot be a target", kind="target-strides", where=repr(name))
 
     def _check_memory(self, start: npt.NDArray[np.int64]) -> None:
         """Raise `UnsupportedError` for elements that are nowhere: of wrappers around tensors, or given back."""
@@ -97,6 +121,8 @@ class Targets:
     @cached_property
     def foreign(self) -> npt.NDArray[np.bool_]:
         """Which memories are not in this process's main memory."""
+        if self.on_cpu:
+            return np.zeros(len(self.names), bool)
         return np.array([not self.tensors[name].is_cpu for name in self.names], bool)
 
     @cached_property
@@ -130,9 +156,9 @@ class Targets:
         """
         if self._groups or not self.contiguous:
             return False
-        if not self.tensors.keys() <= schema.rows.keys():
+        rows = [row for row in map(schema.rows.get, self.tensors) if row is not None]
+        if len(rows) != len(self.tensors):
             return False
-        rows = list(map(schema.rows.__getitem__, self.tensors))
         dtypes = {name: torch_dtype(name) for name in set(schema.dtypes)}
         # Compared one by one: a list of 20,000 shapes is what sets the garbage collector going.
         same_shape = map(eq, self._each("shape"), map(schema.shapes.__getitem__, rows))
@@ -216,9 +242,9 @@ class Targets:
         else:
             sizes = [_span_bytes(name, tensor) for name, tensor in self.tensors.items()]
         stop = start + np.array(sizes, np.int64)
-        devices = {device: n for n, device in enumerate(set(self._each("device")))}
-        if len(devices) > 1:
+        if not self.on_cpu:
             # Equal addresses on two devices are two places.
+            devices = {device: n for n, device in enumerate(set(self._each("device")))}
             shift = np.array([devices[device] << 56 for device in self._each("device")], np.int64)
             start, stop = start + shift, stop + shift
         # Empty tensors have no address worth the name: each is a memory of its own.
@@ -254,28 +280,13 @@ class Targets:
         return Memory(first, TargetInfo(self.infos[names[0]].dtype, (span,), (1,)), members)
 
 
-def _writable(named_tensors: NamedTensors) -> dict[str, torch.Tensor]:
+def _given(named_tensors: NamedTensors) -> dict[str, torch.Tensor]:
     if not isinstance(named_tensors, Mapping):
         named_tensors = list(named_tensors)
     tensors = named(named_tensors)
     for name, tensor in _arrays(named_tensors):
         if not tensor.flags.writeable:
             raise LayoutError("a read-only array cannot be a target", kind="target-strides", where=repr(name))
-    # One question to all tensors after another: a loop that asks each of them everything is what opening a large
-    # model would wait for.
-    kinds = set(map(attrgetter("layout"), tensors.values()))
-    if not kinds <= {torch.strided} or any(map(attrgetter("is_meta"), tensors.values())):
-        name = next(
-            n for n, tensor in tensors.items() if tensor.is_meta or tensor.layout is not torch.strided
-        )
-        raise UnsupportedError(
-            "a tensor without memory of its own, or a sparse one, cannot be written to",
-            kind="device-unsupported",
-            where=f"{name!r}, {tensors[name].layout} on {tensors[name].device}",
-        )
-    if any(map(torch.Tensor.is_conj, tensors.values())) or any(map(torch.Tensor.is_neg, tensors.values())):
-        name = next(n for n, tensor in tensors.items() if tensor.is_conj() or tensor.is_neg())
-        raise LayoutError("a lazy view cannot be a target", kind="target-strides", where=repr(name))
     return tensors
 
 

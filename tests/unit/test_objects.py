@@ -311,3 +311,10 @@ def test_spoiled_shards(kind: str, shard: bytes) -> None:
 def test_the_digest_of_a_record_is_that_of_its_raw_body() -> None:
     record = LineageRecord(lineage=b"l" * 16, created=5, schema=b"s" * 32)
     assert content_digest(record, "lineage") != content_digest(replace(record, created=6), "lineage")
+
+
+@pytest.mark.parametrize("names", [[], ["", "a\n", "b\x7f"], ["a", "", ""], ["", "ÿ", "x\xff"], [""]])
+def test_names_come_back_whatever_stands_in_them(names: list[str]) -> None:
+    names = list(dict.fromkeys(names))
+    schema = Schema(TensorSpec(name, "float32", (k,) * k) for k, name in enumerate(names))
+    assert parse_schema(emit_schema(schema), where="x", digest=digest_of_schema(schema)) == schema

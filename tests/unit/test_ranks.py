@@ -16,6 +16,7 @@ from deltafmt.errors import (
     SchemaError,
     UnsupportedError,
 )
+from deltafmt.read.newest import read_hint
 from deltafmt.schema import Schema
 from tests.ranks import (
     Tensors,
@@ -54,6 +55,7 @@ def test_shards_of_ranks_make_whole_versions(world: int) -> None:
     assert lineage.manifest(2).shards.writer.tolist() == list(range(world))
     assert lineage.verify().ok
     assert [info.step for info in lineage.log()] == [None, 1, 2]
+    assert read_hint(lineage.history.store) == 2
 
 
 def whole(state: Tensors, *names: str) -> Tensors:
