@@ -264,9 +264,11 @@ class Lineage:
         where it saves bytes. `progress` gets (bytes done, bytes in all). Raises `NotFoundError` where the
         versions between are gone, `SchemaError` (`dtype-mismatch`) where a tensor's dtype changes.
         """
-        return add_squash_way(
+        way = add_squash_way(
             self.history, base, self._version(version), progress=progress, sign_with=self.sign_with
         )
+        assert way is not None
+        return way
 
     def _version(self, version: int | None) -> int:
         if version is not None:

@@ -47,6 +47,7 @@ from deltafmt.write.options import WriterOptions
 from deltafmt.write.ownership import Holding
 from deltafmt.write.pack import DomainResult, WayParts, bounded
 from deltafmt.write.part import copy_part, live_digests, part_source, read_part, take_part
+from deltafmt.write.policy import add_ways
 from deltafmt.write.ranks import Agreed, Follower, Want
 from deltafmt.write.receipts import moved_table, replica_table, sum_moved
 from deltafmt.write.source import Source
@@ -86,6 +87,7 @@ class Ranked:
         self._team = team
         self._local = local
         self._detector = detector
+        self._options = options
         self._threads = options.workers
         self._sign_with = options.sign_with
         newest = history.latest()
@@ -179,6 +181,8 @@ class Ranked:
             drop(self._store, [key])
             raise conflict(plan.version)
         self._advance(draft, stored, parts)
+        if isinstance(self._team, Leader):
+            add_ways(self._history, plan.version, self._options, None)
         return plan.version
 
     def resume(self, version: int | None, named_tensors: NamedTensors | None) -> int:

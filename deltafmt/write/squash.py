@@ -44,12 +44,13 @@ def add_squash_way(
     threads: int | None = None,
     progress: Progress | None = None,
     sign_with: Signer | None = None,
-) -> Manifest:
+    reread: bool = True,
+) -> Manifest | None:
     """Add a way from `base` to `version` that does what the cheapest run of deltas between them does.
 
     The deltas are composed without the base's weights. Where that cannot be (schema or tiling change on the
-    way, or an anchor stands in it), both versions are read and compared instead, some domains at a time.
-    Returns the way's manifest; a way that is there already is no error. `progress` gets (bytes done, bytes
+    way, or an anchor stands in it), both versions are read and compared instead, some domains at a time; not
+    `reread`, there is no way then, and the result is None. Returns the way's manifest; a way that is there already is no error. `progress` gets (bytes done, bytes
     in all). Raises `NotFoundError` (`chain-broken`) where the versions cannot be read, `SchemaError`
     (`dtype-mismatch`) where a tensor has another dtype at `version`.
     """
@@ -60,9 +61,16 @@ def add_squash_way(
     found = existing_way(history, version, base)
     if found is not None:
         return found
-    history.first_way(base)
+    try:
+        history.first_way(base)
+    except NotFoundError:
+        if reread:
+            raise
+        return None
     workers = threads or min(8, os.cpu_count() or 1)
     path = _deltas(history, base, version)
+    if path is None and not reread:
+        return None
     if path is None:
         plan = further_plan(history, version, base, sign_with=sign_with)
         return add_way(history, plan, compared_results(history, plan, workers, progress))

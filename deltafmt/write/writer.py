@@ -15,7 +15,6 @@ import torch
 from deltafmt.errors import (
     BaseMismatchError,
     CommitConflictError,
-    CommitUnknownError,
     NotFoundError,
     SchemaError,
     StoreError,
@@ -28,7 +27,6 @@ from deltafmt.schema import Schema
 from deltafmt.store import Url, open_store
 from deltafmt.tensors import NamedTensors, named
 from deltafmt.tiling import DOMAIN_ELEMENTS, make_tiling
-from deltafmt.write.anchor import add_anchor_way
 from deltafmt.write.commit import (
     Files,
     Outcome,
@@ -50,6 +48,7 @@ from deltafmt.write.labels import labels_of
 from deltafmt.write.local import Local
 from deltafmt.write.options import WriterOptions
 from deltafmt.write.pack import DomainResult, WayParts, bounded
+from deltafmt.write.policy import add_ways
 from deltafmt.write.publish_dtype import PublishDtype, published_schema
 from deltafmt.write.ranked import Ranked
 from deltafmt.write.source import LiveSource, check_tensors
@@ -349,7 +348,8 @@ class Writer:
                 raise conflict(manifest.version)
             leave_hint(self._store, manifest)
             self._advance(draft, stored, parts)
-            self._add_anchor(manifest.version)
+            held = None if self._base is None else self._detector.tensors
+            add_ways(self._history, manifest.version, self._options, held)
             return manifest.version
 
     def _advance(self, draft: _Draft, stored: Stored, parts: WayParts) -> None:
@@ -367,22 +367,6 @@ class Writer:
             _LOG.warning("version %d is published, but cannot be read back: %s", manifest.version, error)
             return
         self._base = Base(stored=stored, cut=draft.plan.cut, digests=digests)
-
-    def _add_anchor(self, version: int) -> None:
-        every = self._options.anchor_every
-        if every is None or version % every or self._base is None:
-            return
-        try:
-            add_anchor_way(
-                self._history,
-                version,
-                self._detector.tensors,
-                threads=self._options.workers,
-                sign_with=self._options.sign_with,
-            )
-        except (StoreError, CommitUnknownError) as error:
-            # The version stands without it, and `Lineage.add_anchor` can make up for it.
-            _LOG.warning("version %d is published, but has no anchor: %s", version, error)
 
     def _settle(self) -> None:
         """Find out how a commit ended whose outcome was left open."""

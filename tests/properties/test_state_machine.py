@@ -124,10 +124,13 @@ class Life(RuleBasedStateMachine):
         model=tensors(),
         elements=st.sampled_from((8, 64, 1 << 22)),
         anchor_every=st.sampled_from((None, None, 2, 3)),
+        squash=st.sampled_from((None, 4)),
     )
-    def begin(self, model: Tensors, elements: int, anchor_every: int | None) -> None:
+    def begin(self, model: Tensors, elements: int, anchor_every: int | None, squash: int | None) -> None:
         self.live = model
-        self.options = deltafmt.WriterOptions(domain_elements=elements, anchor_every=anchor_every, threads=2)
+        self.options = deltafmt.WriterOptions(
+            domain_elements=elements, anchor_every=anchor_every, squash=squash, threads=2
+        )
         self.writer_url, self.writer_door = door(self.inner)
         self.open_writer()
         self.publish_with(lambda: self.writer.publish_anchor(self.live))
@@ -223,6 +226,20 @@ class Life(RuleBasedStateMachine):
     @rule(which=st.integers(0, 100))
     def add_an_anchor(self, which: int) -> None:
         deltafmt.open(self.reader_url).add_anchor(which % len(self.versions))
+
+    @precondition(lambda self: len(self.versions) > 1)
+    @rule(version=st.integers(0, 100), back=st.integers(1, 100), call=st.none() | st.integers(1, 40))
+    def squash(self, version: int, back: int, call: int | None) -> None:
+        """With `call`, the process dies at that call to the storage."""
+        version = 1 + version % (len(self.versions) - 1)
+        base = max(0, version - back)
+        url, faulty = door(self.inner)
+        if call is not None:
+            faulty.inject(crashing(), first=call, times=1000)
+        try:
+            deltafmt.open(url).squash(base, version)
+        except Crash:
+            assert call is not None
 
     @precondition(lambda self: len(self.followers) < 3)
     @rule(data=st.data(), undo=st.sampled_from((None, 0)))

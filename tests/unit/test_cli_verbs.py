@@ -191,6 +191,17 @@ def test_an_index_cannot_name_files_elsewhere(
     assert run_json(capsys, "publish", root, folder, code=1)["kind"] == "key-unsafe"
 
 
+def test_squash(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    added = run_json(capsys, "squash", root, 0, "latest")
+    assert (added["base"], added["version"], added["existed"], added["listed"]) == (0, 2, False, 4)
+    assert added["stored_bytes"] > 0
+    assert [line["ways"] for line in run_json(capsys, "log", root)][-1] == [1, 0]
+    assert "was there already" in run(capsys, "squash", root, 0, 2)
+    assert run_json(capsys, "verify", root)["ok"]
+    assert "older" in run(capsys, "squash", root, "latest", 1, "--json", code=2)
+    assert run_json(capsys, "squash", root, 0, 9, code=2)["kind"] == "version-missing"
+
+
 def test_nothing_there_and_no_driver(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_json(capsys, "log", tmp_path / "none", code=2)["kind"] == "lineage-missing"
     run(capsys, "log", "nosuchscheme://x/y", code=2)

@@ -338,7 +338,7 @@ def test_publish_before_an_anchor_says_what_to_do(url: str) -> None:
         deltafmt.Writer(url).publish({"w": torch.ones(3)})
 
 
-@pytest.mark.parametrize("field", ["domain_elements", "anchor_every", "threads"])
+@pytest.mark.parametrize("field", ["domain_elements", "anchor_every", "squash", "threads"])
 def test_options_must_be_positive(field: str) -> None:
     with pytest.raises(ValueError, match=field):
         WriterOptions(**{field: 0})  # type: ignore[arg-type]
