@@ -177,6 +177,7 @@ def operations() -> list[Operation]:
         Operation("publish", _publish, _publish),
         Operation("advance", _advance, _advance),
         Operation("add_anchor", _add_anchor, _add_anchor),
+        Operation("squash", _squash, _squash),
     ]
 
 
@@ -222,3 +223,7 @@ def _advance_one(world: World, url: str, live: Tensors, start: int | None) -> No
 
 def _add_anchor(_world: World, url: str) -> None:
     deltafmt.open(url).add_anchor(2)
+
+
+def _squash(_world: World, url: str) -> None:
+    deltafmt.open(url).squash(0, 3)

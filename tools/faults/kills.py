@@ -1,6 +1,6 @@
 """Real processes, killed by SIGKILL at random times, on a local root.
 
-Writers publish, janitors add anchors, receivers follow; each says what it is about to do and
+Writers publish, janitors squash and add anchors, receivers follow; each says what it is about to do and
 what was acknowledged. Time and again one is killed and a new one takes its place. What a version must hold
 is known from what its writer announced.
 """
@@ -201,7 +201,7 @@ def _receive(folder: str, seed: int) -> None:
 
 
 def _tidy(folder: str, seed: int) -> None:
-    """Add anchors."""
+    """Squash runs of deltas, add anchors."""
     dice = random.Random(seed)
     lineage: Any = deltafmt.open(f"{folder}/run")
 
@@ -212,7 +212,11 @@ def _tidy(folder: str, seed: int) -> None:
         oldest = lineage.history.floor()
         # Somebody else may be quicker, which is nobody's fault.
         with suppress(VersionGoneError, CommitConflictError):
-            lineage.add_anchor(dice.randrange(oldest, newest + 1))
+            if dice.random() < 0.5 and newest - oldest >= 2:
+                base = dice.randrange(oldest, newest - 1)
+                lineage.squash(base, dice.randrange(base + 2, newest + 1))
+            else:
+                lineage.add_anchor(dice.randrange(oldest, newest + 1))
         return True
 
     _work(folder, turn)

@@ -24,3 +24,4 @@ with tempfile.TemporaryDirectory(prefix="deltafmt-faults-") as folder:
         receiver.advance(version)
     receiver.verify()
     deltafmt.open(folder).add_anchor(1)
+    deltafmt.open(folder).squash(0, 2)
