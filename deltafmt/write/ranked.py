@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from deltafmt.errors import (
@@ -20,11 +19,9 @@ from deltafmt.errors import (
 )
 from deltafmt.format import keys
 from deltafmt.format.ranks import AGAIN, CONFLICT, DONE, PROVE, UNKNOWN
-from deltafmt.format.records import ChunkTable, ColumnTable, DomainTable, Receipt
+from deltafmt.format.records import Receipt
 from deltafmt.format.validate import check_manifest
-from deltafmt.kernels.digest import Digest, zero
 from deltafmt.read.history import History, Stored
-from deltafmt.read.views import goes_on
 from deltafmt.schema import Schema
 from deltafmt.tensors import NamedTensors
 from deltafmt.write.commit import (
@@ -32,13 +29,11 @@ from deltafmt.write.commit import (
     Outcome,
     commit,
     conflict,
-    create_root,
     drop,
     put_files,
     sealed,
     settle,
 )
-from deltafmt.write.cut import Cut
 from deltafmt.write.detect import SnapshotDetector
 from deltafmt.write.hint import leave_hint
 from deltafmt.write.leader import Leader
@@ -46,13 +41,14 @@ from deltafmt.write.local import Local
 from deltafmt.write.options import WriterOptions
 from deltafmt.write.ownership import Holding
 from deltafmt.write.pack import DomainResult, WayParts, bounded
-from deltafmt.write.part import copy_part, live_digests, part_source, read_part, take_part
+from deltafmt.write.part import copy_part, live_digests, part_source, read_part
 from deltafmt.write.policy import add_ways
+from deltafmt.write.prove import agree_on_proof, own_proof
 from deltafmt.write.ranks import Agreed, Follower, Want
-from deltafmt.write.receipts import moved_table, replica_table, sum_moved
+from deltafmt.write.root import ensure_root
 from deltafmt.write.source import Source
-from deltafmt.write.state import Base, check_dtypes, follow, merged_digests
-from deltafmt.write.way import WayPlan, anchor_results, assemble, delta_results, tensor_sums, write_shard
+from deltafmt.write.state import Base, base_sums, check_dtypes, follow, merged_digests
+from deltafmt.write.way import WayPlan, anchor_results, assemble, delta_results, write_shard
 
 _LOG = logging.getLogger("deltafmt")
 _NOTHING = Holding(Schema(()), ())
@@ -247,7 +243,7 @@ class Ranked:
             purpose=purpose,
         )
         if isinstance(self._team, Leader):
-            return self._team.open(want, self._root), tensors
+            return self._team.open(want, partial(ensure_root, self._history)), tensors
         return self._team.open(want), tensors
 
     def _start(self) -> Stored:
@@ -260,19 +256,6 @@ class Ranked:
         if self._from is None:
             self._from = self._history.first_way(self._next - 1)
         return self._from
-
-    def _root(self, schema: Schema) -> bytes:
-        """The lineage's id; the leader makes the root if there is none."""
-        try:
-            return self._history.descriptor.lineage
-        except NotFoundError as error:
-            if error.kind != "lineage-missing":
-                raise
-        try:
-            create_root(self._store, schema)
-        except CommitConflictError:
-            _LOG.info("somebody else has made the root; whose version 0 it becomes, its commit decides")
-        return self._history.descriptor.lineage
 
     def _anchor(self, agreed: Agreed, source: Source, labels: dict[str, Any], files: Files | None) -> Draft:
         cut = agreed.cut
@@ -336,7 +319,7 @@ class Ranked:
             version=call.version,
             base=base,
             target=None,
-            tensors=self._sums(base, cut),
+            tensors=base_sums(self._history, base, cut),
             meta=labels,
             files=files,
             data=call.data,
@@ -347,18 +330,6 @@ class Ranked:
             shared=agreed.shared,
             replicas=live_digests(cut, source, agreed.replicas.tolist(), self._threads),
         )
-
-    def _sums(self, base: Stored | None, cut: Cut) -> npt.NDArray[np.uint64]:
-        """Digests of the base per tensor of the new schema, zero for what is new."""
-        sums = np.zeros((len(cut.schema), 2), np.uint64)
-        if base is None:
-            return sums
-        schema, old = self._history.schema(base.manifest.schema), tensor_sums(base.manifest)
-        for row in cut.schema.owners:
-            spec = cut.schema.tensors[row]
-            if goes_on(schema, spec):
-                sums[row] = old[schema.index(spec.name)]
-        return sums
 
     def _close(self, draft: Draft, receipt: Receipt, parts: WayParts) -> tuple[int, Stored | None]:
         """(outcome, the manifest where it is at hand)."""
@@ -483,70 +454,15 @@ class Ranked:
             _LOG.info("version %d turned out to be published", draft.plan.version)
 
     def _prove(self, named_tensors: NamedTensors) -> None:
-        """All ranks digest what they own of the version; the sums must be the version's."""
+        """Take the live tensors for the copy, once all ranks have proven that theirs are the base."""
         stored = self._start()
         agreed, tensors = self._open(named_tensors, {}, anchor=False, data=True, purpose=PROVE)
         try:
-            cut = agreed.cut
-            if agreed.call.base_digest != stored.digest or cut.schema_digest != stored.manifest.schema:
-                raise BaseMismatchError(
-                    "the tensors are not those of the version",
-                    kind="schema-differs",
-                    where=f"version {stored.manifest.version}",
-                )
-            source = part_source(cut, tensors, self._local.layout)
-            copies, found = take_part(cut, source, self._threads)
-            digests = {
-                domain: sum(gained.values(), zero())
-                for domain, gained in zip(cut.domains, found, strict=True)
-            }
-            replicas = live_digests(cut, source, agreed.replicas.tolist(), self._threads)
-            receipt = self._proof(agreed, found, {d: digests[d] for d in agreed.shared} | replicas)
+            source = part_source(agreed.cut, tensors, self._local.layout)
+            receipt, base, copies = own_proof(
+                agreed, stored, source, rank=self._team.rank, threads=self._threads
+            )
         except Exception as error:
             raise self._failed(agreed, error) from error
-        if isinstance(self._team, Leader):
-            self._check_proof(self._team, agreed, receipt, stored)
-        elif self._team.close(agreed, receipt) != DONE:
-            raise IncompleteError(
-                "rank 0 has not told whether the tensors are the version's",
-                kind="rank-missing",
-                where="rank 0",
-            )
-        self._detector.tensors = copies
-        self._base = Base(stored=stored, cut=cut, digests=digests)
-
-    def _proof(self, agreed: Agreed, found: list[dict[int, Digest]], shared: Mapping[int, Digest]) -> Receipt:
-        sums = np.zeros((len(agreed.cut.schema), 2), np.uint64)
-        for gained in found:
-            for row, digest in gained.items():
-                sums[row] += digest
-        return agreed.receipt(
-            writer=self._team.rank,
-            size=0,
-            changed=0,
-            listed=0,
-            chunks=ChunkTable.empty(),
-            columns=ColumnTable.empty(),
-            domains=DomainTable.empty(),
-            moved=moved_table(sums),
-            replicas=replica_table(dict(shared)),
-        )
-
-    def _check_proof(self, team: Leader, agreed: Agreed, receipt: Receipt, stored: Stored) -> None:
-        receipts = team.gather(agreed, receipt)
-        if receipts is None:
-            raise IncompleteError(
-                "ranks hold something else than before; resume again", kind="rank-disagrees", where="ranks"
-            )
-        schema = agreed.cut.schema
-        rows = list(schema.owners)
-        differ = (sum_moved(receipts, len(schema)) != tensor_sums(stored.manifest)).any(axis=1)[rows]
-        if differ.any():
-            error = BaseMismatchError(
-                "the tensors are not those of the version",
-                kind="content-mismatch",
-                where=f"version {stored.manifest.version}, {schema.tensors[rows[int(differ.argmax())]].name!r}",
-            )
-            team.fail(agreed, error)
-            raise error
-        team.end(agreed, DONE)
+        agree_on_proof(self._team, agreed, receipt, stored)
+        self._detector.tensors, self._base = copies, base

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from deltafmt.errors import BaseMismatchError, SchemaError
@@ -16,6 +17,7 @@ from deltafmt.read.fetch import StagedChunk
 from deltafmt.read.history import History, Stored
 from deltafmt.read.materialize import allocate, materialize
 from deltafmt.read.materialize import follow as apply_way
+from deltafmt.read.views import goes_on
 from deltafmt.schema import Schema
 from deltafmt.tensors import empty
 from deltafmt.write.cut import Cut
@@ -104,6 +106,19 @@ def merged_digests(base: Base | None, cut: Cut, manifest: Manifest) -> dict[int,
     lanes = np.stack((table.digest0, table.digest1), axis=1).astype(np.uint64)
     digests.update(zip(table.domain.tolist(), lanes, strict=True))
     return digests
+
+
+def base_sums(history: History, base: Stored | None, cut: Cut) -> npt.NDArray[np.uint64]:
+    """Digests of the base per tensor of the cut's schema, shape (tensors, 2); zero for what is new."""
+    sums = np.zeros((len(cut.schema), 2), np.uint64)
+    if base is None:
+        return sums
+    schema, old = history.schema(base.manifest.schema), tensor_sums(base.manifest)
+    for row in cut.schema.owners:
+        spec = cut.schema.tensors[row]
+        if goes_on(schema, spec):
+            sums[row] = old[schema.index(spec.name)]
+    return sums
 
 
 def check_dtypes(old: Schema, new: Schema) -> None:

@@ -33,7 +33,6 @@ from deltafmt.write.commit import (
     check_count,
     commit,
     conflict,
-    create_root,
     drop,
     prove_exclusive,
     put_cut,
@@ -51,6 +50,7 @@ from deltafmt.write.pack import DomainResult, WayParts, bounded
 from deltafmt.write.policy import add_ways
 from deltafmt.write.publish_dtype import PublishDtype, published_schema
 from deltafmt.write.ranked import Ranked
+from deltafmt.write.root import ensure_root
 from deltafmt.write.source import LiveSource, check_tensors
 from deltafmt.write.state import (
     Base,
@@ -156,12 +156,13 @@ class Writer:
             if self._ranked is not None:
                 return self._ranked.publish(named_tensors, labels, files, anchor=True, data=store_data)
             tensors, schema = self._checked(named_tensors)
-            self._ensure_root(schema)
+            self._settle()
+            lineage = ensure_root(self._history, schema)
             cut = self._cut_for(schema)
             put_cut(self._store, cut)
             plan = WayPlan(
                 cut=cut,
-                lineage=self._history.descriptor.lineage,
+                lineage=lineage,
                 version=self._next,
                 base=None,
                 target=None,
@@ -385,19 +386,6 @@ class Writer:
         elif outcome is Outcome.THEIRS:
             drop(self._store, stored.manifest.shard_keys)
             raise conflict(stored.manifest.version)
-
-    def _ensure_root(self, schema: Schema) -> None:
-        self._settle()
-        try:
-            _ = self._history.descriptor
-        except NotFoundError as error:
-            if error.kind != "lineage-missing":
-                raise
-            try:
-                create_root(self._store, schema)
-            except CommitConflictError:
-                # Somebody was quicker; whose version 0 it becomes, its commit decides.
-                _ = self._history.descriptor
 
     def _ensure_base(self) -> Base:
         self._settle()

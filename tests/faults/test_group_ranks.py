@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,3 +72,18 @@ def test_a_killed_rank_leaves_a_whole_lineage(
     names = deltafmt.open(root).schema().names
     assert_holds(root, newest, {name: STATES[newest][name] for name in names})
     assert deltafmt.open(root).verify().ok
+
+
+def test_the_example_runs_under_torchrun(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run = subprocess.run(
+        [*command, str(root / "tools" / "examples" / "ranks.py"), str(tmp_path / "run")],
+        env={**os.environ, "PYTHONPATH": str(root), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "version 3, step 3" in run.stdout
+    assert deltafmt.open(str(tmp_path / "run")).verify().ok

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from functools import partial
 
 import pytest
@@ -18,6 +19,8 @@ from deltafmt.errors import (
 )
 from deltafmt.read.newest import read_hint
 from deltafmt.schema import Schema
+from deltafmt.store import MemoryStore, register_protocol
+from deltafmt.testing.faulty import FaultyStore, delayed
 from tests.ranks import (
     Tensors,
     anchor,
@@ -342,3 +345,57 @@ def test_what_one_process_cannot_be_asked_for() -> None:
         writers(memory_root(), 2, options={"anchor_every": 2})
     with pytest.raises(ValueError, match="rank 2 of 2"):
         deltafmt.Writer(memory_root(), rank=2, world_size=2)
+
+
+def faulty_stores(protocol: str) -> list[FaultyStore]:
+    """The stores that are opened by a protocol over this process's memory, in order."""
+    stores: list[FaultyStore] = []
+
+    def opened(path: str, _: object) -> FaultyStore:
+        stores.append(FaultyStore(MemoryStore.named(path)))
+        return stores[-1]
+
+    register_protocol(protocol, opened)
+    return stores
+
+
+def test_a_straggler_of_an_older_attempt_is_named_by_no_manifest() -> None:
+    name, state = secrets.token_hex(8), model()
+    stores = faulty_stores("slow")
+    root = f"memory://{name}"
+    ranks = writers(f"slow://{name}", 3, options={"rank_timeout_seconds": 1.5})
+    assert anchor(ranks, staged_parts(state)) == [0, 0, 0]
+    parts = staged_parts(changed(state, 1))
+    stores[1].inject(delayed(3.0), verb="close", key="data/")
+    first, second, third = publish(ranks, parts)
+    assert (first.kind, first.where) == ("rank-missing", "rank 1")
+    assert (second.kind, third.kind) == ("rank-missing", "rank-missing")
+    assert deltafmt.open(root).latest() == 0
+    newer = changed(state, 2)
+    assert publish(ranks, staged_parts(newer)) == [1, 1, 1]
+    manifest = deltafmt.open(root).manifest(1)
+    late = [
+        c.key for c in stores[1].log if c.verb == "close" and c.key.startswith("data/00000000000000000001")
+    ]
+    assert len(late) == 2
+    assert late[0] not in manifest.shard_keys
+    assert late[1] in manifest.shard_keys
+    assert_holds(root, 1, {name: newer[name] for name in deltafmt.open(root).schema().names})
+
+
+def test_a_rank_reads_and_writes_its_share() -> None:
+    name, stores = secrets.token_hex(8), faulty_stores("counted")
+    random = torch.Generator().manual_seed(1)
+    shape = (1024, 256)
+    state = {f"w{k}": torch.randn(shape, generator=random).bfloat16() for k in range(4)}
+    assert anchor(writers(f"counted://{name}", 4), [{k: state[k]} for k in state]) == [0] * 4
+    sizes = deltafmt.open(f"memory://{name}").manifest(0).shards.size
+    assert max(sizes) < 1.1 * min(sizes)
+    stores.clear()
+    again = writers(f"counted://{name}", 4, options={"job": "again"})
+    assert publish(again, [{k: state[k] + 1} for k in state]) == [1] * 4
+    for store in stores:
+        read = sum(
+            (c.stop or 0) - (c.start or 0) for c in store.log if c.verb == "read_range" and "data/" in c.key
+        )
+        assert read <= 1.01 * max(sizes), "one rank's part of the base, of which it is a fourth"
