@@ -90,6 +90,9 @@ class StoreChannel:
             if len(found) == self._world - 1:
                 self._drop_past(call)
                 break
+            if taken(self._history, call):
+                # Ranks that know it do not answer any more.
+                break
         return found
 
     def verdict(self, call: Attempt, verdict: Verdict) -> None:
@@ -220,6 +223,11 @@ class StoreChannel:
                 return
             time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
             pause = min(1.5 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def taken(history: History, call: Attempt) -> bool:
+    """Whether another writer has the version that is called for."""
+    return call.purpose != PROVE and _committed(history, call) == CONFLICT
 
 
 def _committed(history: History, call: Attempt) -> int | None:

@@ -23,8 +23,8 @@ from deltafmt.format.records import Answer, Attempt, Receipt, Verdict
 from deltafmt.layout import Layout
 from deltafmt.read.history import History
 from deltafmt.schema import Schema
-from deltafmt.write.channel import Channel
-from deltafmt.write.commit import now_ms, put_cut
+from deltafmt.write.channel import Channel, taken
+from deltafmt.write.commit import conflict, now_ms, put_cut
 from deltafmt.write.cut import Cut
 from deltafmt.write.failure import failure_of, rank_failed, ranks_missing
 from deltafmt.write.ownership import Holding, Ownership, share_out
@@ -199,10 +199,17 @@ class Leader(Team):
             # Whoever comes in its place is asked what it holds.
             self._holdings.pop(rank, None)
         if own is not None or failures or missing:
-            problem = ranks_missing(missing, self._timeout) if missing else rank_failed(failures)
+            problem = self._problem(call, failures, missing)
             self._fail(call, problem)
             raise own or problem
         return answers, receipts
+
+    def _problem(
+        self, call: Attempt, failures: Mapping[int, Mapping[str, Any]], missing: list[int]
+    ) -> DeltafmtError:
+        if missing and taken(self._history, call):
+            return conflict(call.version)
+        return ranks_missing(missing, self._timeout) if missing else rank_failed(failures)
 
     def _learn(self, answers: Mapping[int, Answer]) -> None:
         for rank, answer in answers.items():
