@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from operator import le, sub
 
 from deltafmt.errors import LayoutError
 
@@ -25,7 +26,7 @@ class Box:
         start, stop = tuple(self.start), tuple(self.stop)
         object.__setattr__(self, "start", start)
         object.__setattr__(self, "stop", stop)
-        if len(start) != len(stop) or any(not 0 <= a <= b for a, b in zip(start, stop, strict=False)):
+        if len(start) != len(stop) or min(start, default=0) < 0 or not all(map(le, start, stop)):
             raise LayoutError("invalid box", kind="box-invalid", where=f"start {start}, stop {stop}")
 
     @classmethod
@@ -39,7 +40,7 @@ class Box:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
+        return tuple(map(sub, self.stop, self.start))
 
     @property
     def volume(self) -> int:
@@ -55,9 +56,10 @@ class Box:
 
     def contains(self, other: Box) -> bool:
         """Whether every index of `other` lies in this box."""
-        return self.rank == other.rank and all(
-            a <= c and d <= b
-            for a, b, c, d in zip(self.start, self.stop, other.start, other.stop, strict=True)
+        return (
+            self.rank == other.rank
+            and all(map(le, self.start, other.start))
+            and all(map(le, other.stop, self.stop))
         )
 
     def slices(self) -> tuple[slice, ...]:

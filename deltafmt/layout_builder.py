@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import le
 from typing import Any
 
 from deltafmt.errors import LayoutError
@@ -57,7 +58,8 @@ class LayoutBuilder:
         dims = tuple(range(len(shape) - rank, len(shape))) if dims is None else tuple(dims)
         at = (0,) * len(shape) if at is None else tuple(at)
         if (
-            len(dims) != rank
+            box.rank != rank
+            or len(dims) != rank
             or len(set(dims)) != rank
             or not all(0 <= d < len(shape) for d in dims)
             or len(at) != len(shape)
@@ -67,12 +69,12 @@ class LayoutBuilder:
                 kind="shape-mismatch",
                 where=f"{source!r} -> {target!r}",
                 expected=f"{rank} dimensions of {shape}",
-                found=f"dims {dims}, at {at}",
+                found=f"{box}, dims {dims}, at {at}",
             )
-        stop = list(at)
-        for d in range(len(shape)):
-            stop[d] += box.shape[dims.index(d)] if d in dims else 1
-        if not Box.full(shape).contains(Box(at, tuple(stop))):
+        stop = [a + 1 for a in at]
+        for d, extent in zip(dims, box.shape, strict=True):
+            stop[d] += extent - 1
+        if min(at, default=0) < 0 or not all(map(le, stop, shape)):
             raise LayoutError(
                 "placement leaves its target",
                 kind="placement-outside",

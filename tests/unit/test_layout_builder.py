@@ -165,6 +165,8 @@ def test_the_rest_by_name_and_a_cast() -> None:
         (lambda b: b.place("w", "nothing"), "name-unknown"),
         (lambda b: b.place("nothing", "t"), "name-unknown"),
         (lambda b: b.place("w", "t", at=(1, 0)), "placement-outside"),
+        (lambda b: b.place("w", "t", at=(-1, 0)), "placement-outside"),
+        (lambda b: b.place("w", "t", box=Box((0,), (1,))), "shape-mismatch"),
         (lambda b: b.place("w", "t", dims=(0, 0)), "shape-mismatch"),
         (lambda b: b.experts_w2("four", ["w"], slots=[0]), "shape-mismatch"),
         (lambda b: b.experts_w2("t", ["w"], slots=[1]), "index-range"),
