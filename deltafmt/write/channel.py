@@ -222,7 +222,7 @@ class StoreChannel:
             if late:
                 return
             time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
-            pause = min(1.5 * pause, _LONGEST_PAUSE_SECONDS)
+            pause = min(1.2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
 def taken(history: History, call: Attempt) -> bool:

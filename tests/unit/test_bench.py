@@ -41,6 +41,15 @@ def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert "plan" in capsys.readouterr().out
 
 
+def test_storage(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["storage", "--size", "1", "--ranks", "2", "--repeat", "1", "--json"])
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["identical"]
+    assert row["stored_bytes"] > 1 << 20
+    assert row["publish_rate_of_bare"] > 0
+    assert row["delta_rate_of_bare"] > 0
+
+
 def test_synthetic_updates_move_the_share_that_they_say() -> None:
     workload = synthetic(1 << 20, 0.03, 2)
     before = {name: tensor.clone() for name, tensor in workload.tensors.items()}

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tools.bench import codec, plan, whole
+from tools.bench import codec, plan, storage, whole
 
 Bench = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], dict[str, Any]], Any]
 
@@ -16,6 +16,7 @@ BENCHES: dict[str, Bench] = {
     "codec": (codec.add, codec.run, codec.render),
     "whole": (whole.add, whole.run, whole.render),
     "plan": (plan.add, plan.run, plan.render),
+    "storage": (storage.add, storage.run, storage.render),
 }
 """Name -> (declare arguments, measure, lines of text)."""
 
