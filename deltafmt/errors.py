@@ -100,6 +100,7 @@ REASONS: dict[str, str] = {
     "lineage-exists": "a lineage at this root already",
     "lineage-mismatch": "an object that belongs to another lineage",
     "version-missing": "a version that was never committed, or whose manifest is gone",
+    "version-gone": "a version that existed and was removed by retention",
     "version-mismatch": "a manifest of another version or base than its name says",
     "base-differs": "a way made from another version of its base's number than the one that is there",
     "new-not-dense": "a delta way with a new or reshaped tensor that is not dense in it",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,24 +18,29 @@ from deltafmt.export import FILE_BYTES, export_version, side_files
 from deltafmt.format.records import Manifest
 from deltafmt.format.signing import Signer, Verifier, check_signer
 from deltafmt.read.history import History, Stored, is_cut
+from deltafmt.read.lease import Lease
 from deltafmt.read.materialize import allocate, follow, materialize
+from deltafmt.read.options import LEASE_SECONDS
 from deltafmt.read.overview import overview
 from deltafmt.schema import Schema
 from deltafmt.store import Url, open_store
 from deltafmt.verify import Report, verify_lineage
 from deltafmt.write.anchor import add_anchor_way
 from deltafmt.write.commit import create_root
+from deltafmt.write.gc import GcPlan, collect
 from deltafmt.write.squash import add_squash_way
 
 BATCH_BYTES = 256 << 20
 """Tensors that stream through memory together."""
+LEASED_BYTES = 64 << 20
+"""Reads of so much are worth a lease; smaller ones are over before it is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionInfo:
     """One line of a lineage's log.
 
-    `base` is that of the version's first way (None: an anchor), `ways` the bases of all its ways in turn,
+    `base` is that of the version's first way (None: an anchor), `ways` the bases of all ways by which it can be had,
     `created` milliseconds since 1970 UTC, `changed` the elements whose bits differ from the base's (None where
     unknown), `listed` the elements stored and `stored_bytes` the size of the first way's shards.
     """
@@ -112,13 +118,13 @@ class Lineage:
         `last`: only the newest so many.
         """
         for each in overview(self.history, last=last):
-            first = each.first
-            yield each.version, first if isinstance(first, FormatError) else _info(first, each.further)
+            first, floor = each.first, self.history.known_floor
+            yield each.version, first if isinstance(first, FormatError) else _info(first, each.further, floor)
 
     def info(self, version: int | None = None) -> VersionInfo:
         """One line of the log."""
         first, *further = self.history.ways(self._version(version))
-        return _info(first, [way.manifest.base for way in further])
+        return _info(first, [way.manifest.base for way in further], self.history.known_floor)
 
     def manifest(self, version: int | None = None) -> Manifest:
         """The version's manifest (default: the newest version's)."""
@@ -138,14 +144,13 @@ class Lineage:
         """Full canonical tensors of a version, by name, on the CPU; an alias is its owner's tensor again.
 
         Raises `NotFoundError` for a name or version that is not there, or where only an anchor without data
-        leads to the version.
+        leads to the version; `VersionGoneError` for a version that retention has removed.
         """
         number = self._version(version)
         schema = self.schema(number)
         wanted = _wanted(schema, names)
-        owners = allocate(schema, wanted)
-        materialize(self.history, number, owners)
-        return {name: owners[schema.resolve(name).name] for name in wanted}
+        with self._leased(sum(schema[name].nbytes for name in wanted)) as lease:
+            return self._read(number, wanted, lease)
 
     def iter_read(
         self,
@@ -154,12 +159,12 @@ class Lineage:
         *,
         batch_bytes: int = BATCH_BYTES,
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Like `read`, tensor after tensor in the asked order, holding about `batch_bytes` at a time."""
-        number = self._version(version)
-        schema = self.schema(number)
-        wanted = _wanted(schema, names)
-        for batch in _batches(schema, wanted, batch_bytes):
-            yield from self.read(number, batch).items()
+        """Like `read`, tensor after tensor in the asked order, holding about `batch_bytes` at a time.
+
+        A lease keeps the version from retention until the iterator ends or is closed.
+        """
+        with self._leased() as lease:
+            yield from self._stream(self._version(version), names, batch_bytes, lease)
 
     def changes(self, version: int | None = None) -> pa.RecordBatchReader:
         """The elements whose bits differ from the version's base, as Arrow batches that stream.
@@ -184,22 +189,23 @@ class Lineage:
         column = name_column(names)
 
         def batches() -> Iterator[pa.RecordBatch]:
-            for batch in _batches(after, names, BATCH_BYTES):
-                same = [name for name in batch if _comparable(before, after, name)]
-                was = self.read(old, same)
-                now = self._advanced(was, old, new, batch)
-                for name in batch:
-                    yield from tensor_changes(column, name, was.get(name), now[name])
+            with self._leased() as lease:
+                for batch in _batches(after, names, BATCH_BYTES):
+                    same = [name for name in batch if _comparable(before, after, name)]
+                    was = self._read(old, same, lease)
+                    now = self._advanced(was, old, new, batch, lease)
+                    for name in batch:
+                        yield from tensor_changes(column, name, was.get(name), now[name])
 
         return pa.RecordBatchReader.from_batches(CHANGES, batches())
 
     def _advanced(
-        self, was: Mapping[str, torch.Tensor], old: int, new: int, names: list[str]
+        self, was: Mapping[str, torch.Tensor], old: int, new: int, names: list[str], lease: Lease
     ) -> dict[str, torch.Tensor]:
         """Tensors at `new`, by one step from those at `old` where that is the version's own way."""
         stored = self.history.first_way(new)
         if stored.manifest.base != old or stored.manifest.schema != self.manifest(old).schema:
-            return self.read(new, names)
+            return self._read(new, names, lease)
         now = {name: was[name].clone() for name in names}
         follow(self.history, stored, now)
         return now
@@ -217,7 +223,8 @@ class Lineage:
         way in memory of the model's size; without it only metadata and sizes are checked. `progress` gets
         (bytes done, bytes in all).
         """
-        return verify_lineage(self.history, version, deep=deep, progress=progress)
+        with self._leased() as lease:
+            return verify_lineage(lease, version, deep=deep, progress=progress)
 
     def export(
         self,
@@ -229,15 +236,16 @@ class Lineage:
     ) -> list[Path]:
         """Write a version as safetensors files with their index and the side files; returns their paths."""
         number = self._version(version)
-        return export_version(
-            self.history.store,
-            self.manifest(number),
-            self.schema(number),
-            lambda names: self.iter_read(number, names),
-            directory,
-            file_bytes=file_bytes,
-            progress=progress,
-        )
+        with self._leased() as lease:
+            return export_version(
+                self.history.store,
+                self.manifest(number),
+                self.schema(number),
+                lambda names: self._stream(number, names, BATCH_BYTES, lease),
+                directory,
+                file_bytes=file_bytes,
+                progress=progress,
+            )
 
     def add_anchor(self, version: int | None = None) -> Manifest:
         """Add an anchor way to a version, read from its chain; returns the way's manifest.
@@ -247,7 +255,8 @@ class Lineage:
         number = self._version(version)
         schema = self.schema(number)
         tensors = allocate(schema)
-        materialize(self.history, number, tensors)
+        with self._leased() as lease:
+            materialize(self.history, number, tensors, lease=lease)
         return add_anchor_way(self.history, number, tensors, sign_with=self.sign_with)
 
     def squash(
@@ -264,11 +273,56 @@ class Lineage:
         where it saves bytes. `progress` gets (bytes done, bytes in all). Raises `NotFoundError` where the
         versions between are gone, `SchemaError` (`dtype-mismatch`) where a tensor's dtype changes.
         """
-        way = add_squash_way(
-            self.history, base, self._version(version), progress=progress, sign_with=self.sign_with
-        )
+        number = self._version(version)
+        with self._leased() as lease, lease.at_work():
+            if base >= 0 and not lease.cover(base):
+                raise self.history.gone(base)
+            way = add_squash_way(self.history, base, number, progress=progress, sign_with=self.sign_with)
         assert way is not None
         return way
+
+    def gc(
+        self,
+        *,
+        keep_last: int,
+        grace_seconds: float,
+        dry_run: bool = True,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> GcPlan:
+        """Find, and without `dry_run` remove, what is not needed to read the newest `keep_last` versions.
+
+        More versions stay where readers' leases need them, or where the oldest of the kept ones has no anchor
+        to start from. What may belong to work under way (attempts, further ways, contents not named yet) is
+        left alone until it is `grace_seconds` old; nothing of a version to come is ever touched. Runs may be
+        interrupted and repeated, and may overlap with writers, readers and each other. `progress` gets
+        (objects removed, objects in all).
+        """
+        return collect(
+            self.history, keep_last=keep_last, grace_seconds=grace_seconds, dry_run=dry_run, progress=progress
+        )
+
+    def _read(self, version: int, names: list[str], lease: Lease) -> dict[str, torch.Tensor]:
+        schema = self.schema(version)
+        owners = allocate(schema, names)
+        materialize(self.history, version, owners, lease=lease)
+        return {name: owners[schema.resolve(name).name] for name in names}
+
+    def _stream(
+        self, version: int, names: Iterable[str] | None, batch_bytes: int, lease: Lease
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        schema = self.schema(version)
+        wanted = _wanted(schema, names)
+        for batch in _batches(schema, wanted, batch_bytes):
+            yield from self._read(version, batch, lease).items()
+
+    @contextmanager
+    def _leased(self, nbytes: int = LEASED_BYTES) -> Iterator[Lease]:
+        """A lease for a read of so many bytes, if that takes long enough to be worth one."""
+        lease = Lease(self.history, LEASE_SECONDS if nbytes >= LEASED_BYTES else None)
+        try:
+            yield lease
+        finally:
+            lease.release()
 
     def _version(self, version: int | None) -> int:
         if version is not None:
@@ -285,8 +339,9 @@ def _wanted(schema: Schema, names: Iterable[str] | None) -> list[str]:
     return [names] if isinstance(names, str) else list(names)
 
 
-def _info(first: Stored, further: Iterable[int | None]) -> VersionInfo:
+def _info(first: Stored, further: Iterable[int | None], floor: int) -> VersionInfo:
     manifest = first.manifest
+    ways = (manifest.base, *further)
     return VersionInfo(
         version=manifest.version,
         base=manifest.base,
@@ -295,7 +350,7 @@ def _info(first: Stored, further: Iterable[int | None]) -> VersionInfo:
         changed=manifest.changed,
         listed=manifest.listed,
         stored_bytes=manifest.stored_bytes,
-        ways=(manifest.base, *further),
+        ways=tuple(base for base in ways if base is None or base >= floor),
         meta=manifest.meta,
     )
 

@@ -17,6 +17,7 @@ from deltafmt.format.objects import parse_footer
 from deltafmt.format.records import Footer, Manifest
 from deltafmt.format.shard import footer_offset
 from deltafmt.read.history import History, Stored
+from deltafmt.read.lease import Lease
 from deltafmt.read.materialize import allocate, follow, materialize, tensor_digests
 from deltafmt.read.sums import check_sums
 from deltafmt.store import Range
@@ -67,6 +68,12 @@ class _Survey:
     done: int = 0
     total: int = 0
 
+    @property
+    def stored(self) -> dict[str, Stored]:
+        """The ways whose shards must be there: not those from versions that retention has removed."""
+        floor = self.history.known_floor
+        return {key: way for key, way in self.ways.items() if not _starts_below(way.manifest.base, floor)}
+
     def advance(self, nbytes: int) -> None:
         self.done += nbytes
         if self.progress is not None:
@@ -74,13 +81,14 @@ class _Survey:
 
 
 def verify_lineage(
-    history: History,
+    lease: Lease,
     version: int | None,
     *,
     deep: bool,
     progress: Callable[[int, int], None] | None,
 ) -> Report:
     """See `Lineage.verify`."""
+    history = lease.history
     survey = _Survey(history, progress)
     try:
         history.descriptor  # noqa: B018 (read for its checks)
@@ -91,7 +99,11 @@ def verify_lineage(
         everything = tuple(history.versions())
         return Report(versions=everything, checked_bytes=0, problems=tuple(_problems(survey, everything)))
     versions = history.versions()
+    if versions and not lease.cover(versions[0]):
+        versions = [number for number in versions if number >= history.known_floor]
     if version is not None and version not in versions:
+        if 0 <= version < history.known_floor:
+            raise history.gone(version)
         raise NotFoundError("no such version", kind="version-missing", where=f"version {version}")
     for number in versions:
         _read_ways(survey, number)
@@ -99,8 +111,8 @@ def verify_lineage(
     if version is not None:
         _keep_needed(survey, version)
     _check_links(survey)
-    survey.total = sum(way.manifest.stored_bytes for way in survey.ways.values()) * (2 if deep else 1)
-    for key, way in survey.ways.items():
+    survey.total = sum(way.manifest.stored_bytes for way in survey.stored.values()) * (2 if deep else 1)
+    for key, way in survey.stored.items():
         _check_shards(survey, key, way.manifest)
     _check_files(survey)
     if deep:
@@ -113,6 +125,10 @@ def verify_lineage(
     )
 
 
+def _starts_below(base: int | None, floor: int) -> bool:
+    return base is not None and base < floor
+
+
 def _read_ways(survey: _Survey, version: int) -> None:
     """Parse the manifests of a version one by one, so that each is blamed for itself only."""
     history = survey.history
@@ -120,6 +136,8 @@ def _read_ways(survey: _Survey, version: int) -> None:
     for key in found:
         named = keys.way_of(key)
         if named is None and key != keys.version_key(version):
+            continue
+        if named is not None and _starts_below(named[1], history.known_floor):
             continue
         try:
             survey.ways[key] = history.stored(key, version, way=named is not None)
@@ -137,7 +155,9 @@ def _find_missing(survey: _Survey, versions: list[int]) -> None:
     """Name the manifests that others build on, or that stand between others, and that are gone."""
     bases = {way.manifest.base for way in survey.ways.values()}
     between = range(versions[0], versions[-1]) if versions else ()
-    for number in sorted({base for base in bases if base is not None}.union(between).difference(versions)):
+    floor = survey.history.known_floor
+    named = {base for base in bases if base is not None and not _starts_below(base, floor)}
+    for number in sorted(named.union(between).difference(versions)):
         key = keys.version_key(number)
         survey.broken[key] = (number, -1)
         error = NotFoundError("manifest is gone", kind="version-missing", where=key)
@@ -261,9 +281,10 @@ def _replay(survey: _Survey) -> None:
 
     Versions are taken in order, so that a delta from the version before is applied to what is at hand.
     """
-    owners = {shard: key for key, way in survey.ways.items() for shard in way.manifest.shard_keys}
+    stored = survey.stored
+    owners = {shard: key for key, way in stored.items() for shard in way.manifest.shard_keys}
     current: _Current | None = None
-    for key, way in sorted(survey.ways.items(), key=lambda item: (item[1].manifest.version, item[0])):
+    for key, way in sorted(stored.items(), key=lambda item: (item[1].manifest.version, item[0])):
         if not way.manifest.data:
             continue
         try:

@@ -35,7 +35,9 @@ from deltafmt.format.envelope import pack_map, seal, unseal
 from deltafmt.format.objects import (
     digest_of_schema,
     digest_of_tiling,
+    emit_floor,
     emit_latest,
+    emit_lease,
     emit_lineage,
     emit_manifest,
     emit_schema,
@@ -47,8 +49,10 @@ from deltafmt.format.records import (
     ColumnTable,
     DigestTable,
     DomainTable,
+    FloorRecord,
     Footer,
     LatestRecord,
+    LeaseRecord,
     LineageRecord,
     Manifest,
     ShardTable,
@@ -521,6 +525,26 @@ def squashes() -> Root:
     return root
 
 
+def collected() -> Root:
+    """The floor is version 3, and who removed the rest died before the last of it was gone."""
+    root = history(ONE, *[Coding()] * 5)
+    root.add(3, ONE, root.contents[3], base=None, further=True)
+    root.add(5, ONE, root.contents[5], base=2, further=True)
+    for version in (1, 2, 3):
+        del root.objects[resolve(root, f"{keys.DATA}/{version:020d}")]
+    del root.objects[resolve(root, f"{keys.WAYS_DATA}/{5:020d}")]
+    for version in (0, 1):
+        del root.objects[keys.version_key(version)]
+    for version in (0, 1, 2):
+        del root.contents[version]
+    for version in (1, 3):
+        floor = FloorRecord(lineage=LINEAGE, version=version, created=CREATED)
+        root.objects[keys.floor_key(version)] = emit_floor(floor)
+    lease = LeaseRecord(lineage=LINEAGE, reader=bytes(16), start=2, seconds=900, created=CREATED)
+    root.objects[keys.lease_key(bytes(16))] = emit_lease(lease)
+    return root
+
+
 def two_writers() -> Root:
     schema = Schema(tuple(TensorSpec(f"w{k}", "bfloat16", (64, 64)) for k in range(4)))
     tiling = make_tiling(schema, domain_elements=4096)
@@ -598,6 +622,7 @@ GOOD: dict[str, tuple[str, Callable[[], Root]]] = {
     "recut": ("deltas under other tilings than their base's", recut),
     "further-ways": ("an anchor and a longer delta as further ways", further_ways),
     "squashes": ("ways over runs of deltas, with steps beside new bits, and with nothing", squashes),
+    "collected": ("versions below 3 removed, the last of them in part", collected),
     "two-writers": ("shards of two writers", two_writers),
     "side-files": ("side files beside the weights", side_files),
     "signed": ("manifests signed by HMAC-SHA256 with the secret 00 01 .. 1f, chunk digests included", signed),
@@ -1139,6 +1164,24 @@ def _ways() -> dict[str, Bad]:
     }
 
 
+def _retention() -> dict[str, Bad]:
+    lease, floor = keys.lease_key(bytes(16)), keys.floor_key(3)
+
+    def spoiled(what: str, key: str, **fields: int) -> Bad:
+        root = collected()
+        edit_body(root.objects, key, lambda body: body.update(fields))
+        return Bad(what=what, error="field-type", root=root, object=key)
+
+    return {
+        "below-floor": Bad(
+            what="a version below the floor", error="version-gone", root=collected(), version=2
+        ),
+        "lease-long": spoiled("a lease of more than a day", lease, seconds=86_401),
+        "lease-start": spoiled("a lease on a version that cannot be", lease, start=10**18),
+        "floor-high": spoiled("a floor at a version that cannot be", floor, version=10**18),
+    }
+
+
 def _not_dense(spec: TensorSpec, what: str) -> Bad:
     root = history(ONE)
     content = {spec.name: changed(root.contents[0], 1)["w"].reshape(spec.shape)}
@@ -1182,7 +1225,17 @@ def main() -> None:
                 {"name": name, "what": what, "root": f"good/{name}", "version": version, "tensors": tensors}
             )
     bad = []
-    groups = (_envelopes(), _tables(), _schemas(), _tilings(), _manifests(), _chunks(), _shards(), _ways())
+    groups = (
+        _envelopes(),
+        _tables(),
+        _schemas(),
+        _tilings(),
+        _manifests(),
+        _chunks(),
+        _shards(),
+        _ways(),
+        _retention(),
+    )
     for name, vector in (item for group in groups for item in group.items()):
         write(VECTORS / "bad" / name, vector.root.objects)
         place = {"object": vector.object} if vector.object else {"version": vector.version}

@@ -780,6 +780,12 @@ class Root:
             code = "lineage-missing" if key == "lineage.dfm" else "object-missing"
             raise BadObjectError("version-missing" if key.startswith("versions/") else code, key) from error
 
+    def floor(self) -> int:
+        """The oldest version that retention has left."""
+        folder = self.path / "floors"
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        return max((int(name[:20]) for name in names if re.fullmatch(r"[0-9]{20}\.dfm", name)), default=0)
+
     def schema(self, digest: bytes) -> list[dict[str, Any]]:
         key = f"schemas/{digest.hex()}.dfm"
         return schema_of(self.read(key), key, digest)
@@ -825,6 +831,7 @@ class Root:
 
     def tensors(self, version: int, way: str | None = None) -> dict[str, Any]:
         """Owners' elements, flat, by name, at a version; every digest on the way is checked."""
+        require(version >= self.floor(), "version-gone", f"version {version}")
         chain: list[dict[str, Any]] = []
         wanted: int | None = version
         while wanted is not None:
@@ -838,7 +845,7 @@ class Root:
 
     def choose(self, version: int, name: str | None) -> dict[str, Any]:
         for m in self.ways(version):
-            usable = m["base"] is not None or m["data"]
+            usable = m["data"] if m["base"] is None else m["base"] >= self.floor()
             if usable and name in (None, way_name(m["base"]), str(m["base"])):
                 if m["base"] is not None:
                     self.check_base(m)

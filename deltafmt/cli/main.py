@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 
 import deltafmt
-from deltafmt.cli import cat, create, demo, diff, dump, export, log, publish, show, squash, verify, watch
+from deltafmt.cli import cat, create, demo, diff, dump, export, gc, log, publish, show, squash, verify, watch
 from deltafmt.cli.failures import INTERRUPTED, PIPE_CLOSED, report
 from deltafmt.cli.output import Output
 
-VERBS = (create, publish, log, watch, show, dump, verify, diff, squash, export, cat, demo)
+VERBS = (create, publish, log, watch, show, dump, verify, gc, diff, squash, export, cat, demo)
 
 _DESCRIPTION = """\
 Publish versions of a policy's weights as small deltas through any storage, and look at what was published.
@@ -24,6 +24,7 @@ Publish versions of a policy's weights as small deltas through any storage, and 
   deltafmt show s3://bucket/run 12                       one version: chunks, ways, most changed tensors
   deltafmt diff s3://bucket/run 10 12                    which tensors differ, and how much
   deltafmt verify s3://bucket/run                        find and name each damaged object
+  deltafmt gc s3://bucket/run --keep-last 20             what can be removed; --apply removes it
   deltafmt dump s3://bucket/run versions/00000000000000000012.dfm
   deltafmt squash s3://bucket/run 10 12                  one way over a run of deltas, for receivers far behind
   deltafmt export s3://bucket/run latest ./v12           ordinary safetensors again

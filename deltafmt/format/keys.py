@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from deltafmt.errors import FormatError
 from deltafmt.format.constants import MAX_VERSION
@@ -19,6 +20,11 @@ _VERSION_KEY = re.compile(r"versions/([0-9]{20})\.dfm")
 _REPLY_KEY = re.compile(r"attempts/[0-9]{20}/[0-9a-f]{32}/([0-9]{5})\.dfm")
 _WAY_KEY = re.compile(r"ways/([0-9]{20})/([0-9]{20}|anchor)\.dfm")
 _FLOOR_KEY = re.compile(r"floors/([0-9]{20})\.dfm")
+_SHARD_KEY = re.compile(r"data/([0-9]{20})/([0-9a-f]{32})/[0-9]{5}\.dfs")
+_WAY_SHARD_KEY = re.compile(r"ways-data/([0-9]{20})/([0-9]{20}|anchor)/([0-9a-f]{32})/[0-9]{5}\.dfs")
+_ATTEMPT_KEY = re.compile(r"attempts/([0-9]{20})/[0-9a-f]{32}(?:/[0-9a-z]+)?\.dfm")
+_CONTENT_KEY = re.compile(r"(?:(?:schemas|tilings)/[0-9a-f]{64}\.dfm|files/[0-9a-f]{64})")
+_PROBE_KEY = re.compile(r"probes/[0-9a-f]{32}")
 _LEASE_KEY = re.compile(r"leases/([0-9a-f]{32})\.dfm")
 
 
@@ -57,6 +63,16 @@ def floor_key(version: int) -> str:
 
 def lease_key(reader: bytes) -> str:
     return f"{LEASES}/{reader.hex()}.dfm"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardName:
+    """What a shard's key says: `base` is None for an anchor way and for shards of first ways."""
+
+    version: int
+    base: int | None
+    attempt: bytes
+    further: bool
 
 
 def shard_key(*, version: int, base: int | None, attempt: bytes, writer: int, further: bool) -> str:
@@ -113,6 +129,32 @@ def way_of(key: str) -> tuple[int, int | None] | None:
     if not match or int(match[1]) >= MAX_VERSION:
         return None
     return int(match[1]), None if match[2] == ANCHOR else int(match[2])
+
+
+def shard_of(key: str) -> ShardName | None:
+    """What the key of a shard says; None for any other key."""
+    match = _SHARD_KEY.fullmatch(key)
+    if match and int(match[1]) < MAX_VERSION:
+        return ShardName(int(match[1]), None, bytes.fromhex(match[2]), further=False)
+    match = _WAY_SHARD_KEY.fullmatch(key)
+    if match and int(match[1]) < MAX_VERSION:
+        base = None if match[2] == ANCHOR else int(match[2])
+        return ShardName(int(match[1]), base, bytes.fromhex(match[3]), further=True)
+    return None
+
+
+def attempt_of(key: str) -> int | None:
+    """The version that an object of an attempt is about; None for any other key."""
+    return _number(_ATTEMPT_KEY.fullmatch(key))
+
+
+def is_content(key: str) -> bool:
+    """Whether this is the key of a schema, a tiling or a side file."""
+    return _CONTENT_KEY.fullmatch(key) is not None
+
+
+def is_probe(key: str) -> bool:
+    return _PROBE_KEY.fullmatch(key) is not None
 
 
 def _number(match: re.Match[str] | None) -> int | None:

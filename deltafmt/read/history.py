@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
-from deltafmt.errors import FormatError, NotFoundError
+from deltafmt.errors import FormatError, NotFoundError, VersionGoneError
 from deltafmt.format import keys
 from deltafmt.format.checksum import blake2b
 from deltafmt.format.constants import MAX_OBJECT_BYTES
@@ -77,9 +78,10 @@ class History:
         return parse_lineage(data, where=keys.LINEAGE)
 
     def versions(self) -> list[int]:
-        """Committed versions, ascending."""
+        """Committed versions that retention keeps, ascending."""
+        floor = self.floor()
         found = (keys.version_of(key) for key in self.store.list(keys.VERSIONS))
-        return sorted(version for version in found if version is not None)
+        return sorted(version for version in found if version is not None and version >= floor)
 
     def floor(self) -> int:
         """The oldest version that retention keeps, by what the storage says now; 0 where nothing was removed.
@@ -89,6 +91,20 @@ class History:
         named = (keys.floor_of(key) for key in self.store.list(keys.FLOORS))
         self._floor = max(self._floor, *(version for version in named if version is not None), 0)
         return self._floor
+
+    @property
+    def known_floor(self) -> int:
+        """The floor when it was looked at last."""
+        return self._floor
+
+    def gone(self, version: int) -> VersionGoneError:
+        """The error for a version below the floor."""
+        return VersionGoneError(
+            "retention removed the version; start from a newer one",
+            kind="version-gone",
+            where=f"version {version} in {self.store.url}",
+            expected=f"version {self._floor} or newer",
+        )
 
     def latest(self) -> int | None:
         """The newest committed version; None before the first.
@@ -129,13 +145,18 @@ class History:
     def first_way(self, version: int, data: bytes | memoryview | None = None) -> Stored:
         """The version's own manifest; `NotFoundError` (`version-missing`) if it does not exist.
 
-        `data` are the manifest's bytes where they have just been read.
+        `VersionGoneError` (`version-gone`) if it did. `data` are the manifest's bytes where they have just been read.
         """
         return self.stored(keys.version_key(version), version, way=False, data=data)
 
     def further_ways(self, version: int) -> list[Stored]:
         """The ways that were added beside the first."""
-        return [self.further_way(version, base) for base in self.further_bases(version)]
+        found = []
+        for base in self.further_bases(version):
+            # One that was listed may have been taken back since.
+            with suppress(NotFoundError):
+                found.append(self.further_way(version, base))
+        return found
 
     def further_bases(self, version: int) -> list[int | None]:
         """Where the further ways start, by their names alone; ascending, an anchor (None) last."""
@@ -190,6 +211,8 @@ class History:
         try:
             data = self.store.read(key, limit=self.object_bytes) if data is None else data
         except NotFoundError as error:
+            if 0 <= version < self.floor():
+                raise self.gone(version) from error
             raise NotFoundError(
                 "no such version", kind="version-missing", where=f"version {version} ({key})"
             ) from error

@@ -10,9 +10,10 @@ import numpy.typing as npt
 import torch
 
 from deltafmt.layout import Layout
-from deltafmt.read.chain import cheapest_chain
+from deltafmt.read.claim import claimed_chain, unless_gone
 from deltafmt.read.fetch import StagedChunk
 from deltafmt.read.history import History, Stored
+from deltafmt.read.lease import Lease
 from deltafmt.read.options import ReadOptions
 from deltafmt.read.proof import scan_tensors
 from deltafmt.read.replica import Replica, StagedLink
@@ -30,20 +31,27 @@ def materialize(
     layout: Layout | None = None,
     threads: int | None = None,
     check_tensors: bool = True,
+    lease: Lease | None = None,
 ) -> None:
     """Fill `targets` (any of the version's tensors, any strides) with the content of a version.
 
     Only the bytes that they need are read. Every domain that is held whole is proven by its digest, and, unless
     `check_tensors` is false, every tensor that is held whole by the version's sum for it. Raises
-    `NotFoundError` where no anchor with data leads to the version; after any error the targets hold no
-    version.
+    `NotFoundError` where no anchor with data leads to the version, `VersionGoneError` where retention has
+    removed it, or does so meanwhile and `lease` claims nothing; after any error the targets hold no version.
     """
-    path = cheapest_chain(history, None, version)
+    claim = lease or Lease(history, None)
     replica = _replica(history, targets, layout, threads)
-    links = replica.links(path)
-    replica.stream(links, None)
-    if check_tensors:
-        check_reached(links[-1].view, path, threads=replica.options.threads)
+
+    def read() -> None:
+        path = claimed_chain(claim, version)
+        links = replica.links(path)
+        with claim.at_work():
+            replica.stream(links, None)
+        if check_tensors:
+            check_reached(links[-1].view, path, threads=replica.options.threads)
+
+    unless_gone(claim, version, read)
 
 
 def follow(

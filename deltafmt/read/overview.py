@@ -59,12 +59,13 @@ def _first_ways(
 
 def _sizes(history: History) -> dict[int, int | None]:
     """All versions, with the sizes of their manifests where storage tells them with their names."""
+    floor = history.floor()
     try:
         entries = {entry.key: entry.size for entry in history.store.entries(keys.VERSIONS)}
     except UnsupportedError:
         return dict.fromkeys(history.versions())
     named = ((keys.version_of(key), size) for key, size in entries.items())
-    return {version: size for version, size in named if version is not None}
+    return {version: size for version, size in named if version is not None and version >= floor}
 
 
 def _further(history: History, versions: Sequence[int]) -> dict[int, tuple[int | None, ...]]:

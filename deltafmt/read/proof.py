@@ -95,26 +95,33 @@ def audit(replica: Replica, stored: Stored, turn: int) -> None:
 def domain_digests(history: History, stored: Stored, domains: set[int]) -> dict[int, Digest]:
     """Digests of domains at a version, each from the newest manifest that lists it.
 
-    Goes back along the versions' first ways while the tiling stays; a domain whose manifest is gone is absent.
+    Goes back along the versions' first ways while the tiling stays, as far as retention has left them, and
+    there to an anchor; a domain whose manifest is gone is absent.
     """
     known: dict[int, Digest] = {}
     tiling = stored.manifest.tiling
     while len(known) < len(domains) and stored.manifest.tiling == tiling:
-        table: DomainTable = stored.manifest.domains
-        wanted = np.array(sorted(domains - known.keys()), np.int64)
-        rows = np.flatnonzero(np.isin(table.domain, wanted))
-        for row in rows.tolist():
-            known[int(table.domain[row])] = np.array([table.digest0[row], table.digest1[row]], np.uint64)
+        _collect(stored.manifest.domains, domains, known)
         if stored.manifest.base is None:
             break
         try:
             base = history.first_way(stored.manifest.base)
         except NotFoundError:
+            for way in history.further_ways(stored.manifest.version):
+                if way.manifest.base is None and way.manifest.tiling == tiling:
+                    _collect(way.manifest.domains, domains, known)
             break
         if base.digest != stored.manifest.base_digest:
             break
         stored = base
     return known
+
+
+def _collect(table: DomainTable, domains: set[int], known: dict[int, Digest]) -> None:
+    """Take those of `domains` that are not known yet from a manifest's table."""
+    wanted = np.array(sorted(domains - known.keys()), np.int64)
+    for row in np.flatnonzero(np.isin(table.domain, wanted)).tolist():
+        known[int(table.domain[row])] = np.array([table.digest0[row], table.digest1[row]], np.uint64)
 
 
 def held_elements(view: View) -> npt.NDArray[np.int64]:

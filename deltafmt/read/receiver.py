@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
@@ -11,10 +12,11 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 from deltafmt.errors import BaseMismatchError, ChecksumError, IncompleteError, NotFoundError
 from deltafmt.layout import Layout
 from deltafmt.read.apply import Undo
-from deltafmt.read.chain import cheapest_chain
+from deltafmt.read.claim import claimed_chain, has_vanished, unless_gone
 from deltafmt.read.follow import Follower, OnVersion
 from deltafmt.read.group import Group
 from deltafmt.read.history import History, Stored
+from deltafmt.read.lease import Lease
 from deltafmt.read.options import ReadOptions
 from deltafmt.read.prepared import Prepared, Step
 from deltafmt.read.proof import Proof, audit, prove
@@ -23,6 +25,7 @@ from deltafmt.read.targets import Targets
 from deltafmt.store import Url, open_store
 from deltafmt.tensors import NamedTensors
 
+_LOG = logging.getLogger("deltafmt")
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -70,6 +73,7 @@ class Receiver:
         self._follower: Follower | None = None
         self._options = options or ReadOptions()
         self._history = History(open_store(url, storage_options), trust=self._options.trust)
+        self._lease = Lease(self._history, self._options.lease_seconds)
         self._replica = Replica(self._history, Targets(named_tensors), layout, options=self._options)
         self._staged: Prepared | None = None
         self._closed = False
@@ -102,6 +106,7 @@ class Receiver:
         except ChecksumError as error:
             raise BaseMismatchError(error.message, kind=error.kind, where=error.where) from error
         self.held = stored
+        self._lease.cover(version)
         return version
 
     @_one_at_a_time
@@ -124,7 +129,8 @@ class Receiver:
 
         If the outcome is not the version's and the live bits prove not to be those of the version held, or if
         the audit of a few changed domains (`ReadOptions.audit_domains`) finds bits that drifted, they are
-        repaired from an anchor, once.
+        repaired from an anchor, once. Where retention has removed the version held, or what leads on from it,
+        the newest anchor takes its place; `VersionGoneError` says that it has removed `version`.
 
         In a group, each rank fetches and checks, then writes, then keeps, and goes on only when all have done
         so; where one has not, all go back to what they held (or to no known version, if the old bits were not
@@ -134,7 +140,9 @@ class Receiver:
         if self._group is not None:
             version = self._common(self._group, version)
         prepared = self._voted(lambda: self._ready(version, streaming=streaming))
-        applied = self._voted(lambda: self._applied(prepared), Prepared.rollback)
+        applied = self._voted(
+            lambda: self._applied(prepared, version, streaming=streaming), Prepared.rollback
+        )
         applied.keep()
         self._replica.views.forget(applied.schema)
         return self._audited(applied.version)
@@ -146,10 +154,10 @@ class Receiver:
             prepared = self._prepare(version, streaming=streaming)
         return prepared
 
-    def _applied(self, prepared: Prepared) -> Prepared:
+    def _applied(self, prepared: Prepared, version: int | None, *, streaming: bool) -> Prepared:
         """What was written in the end: the step prepared, or where the base had drifted one from an anchor."""
         try:
-            prepared.apply()
+            prepared = self._written(prepared, version, streaming=streaming)
         except ChecksumError as error:
             if error.kind != "content-mismatch" or self.held is None or self._is_proven(self.held):
                 raise
@@ -241,7 +249,8 @@ class Receiver:
         return self._follower
 
     def newest(self) -> int | None:
-        """The newest version in storage; None before the first."""
+        """The newest version in storage; None before the first. Keeps the lease on the version held alive."""
+        self._lease.renew(self.version)
         return self._history.latest()
 
     def stage_behind(self, version: int, had: Sequence[StagedLink]) -> Prepared:
@@ -254,7 +263,8 @@ class Receiver:
             self._check_open()
             step = self._planned(version, streaming=False)
             prepared = Prepared(self, self._replica, step)
-        step.stage(self._replica, had)
+        with self._lease.at_work():
+            step.stage(self._replica, had)
         with self._lock:
             if not prepared.stale and not self._closed:
                 self._staged = prepared
@@ -268,6 +278,7 @@ class Receiver:
             self._closed = True
         if follower is not None:
             follower.stop()
+        self._lease.release()
 
     def __enter__(self) -> Self:
         return self
@@ -282,9 +293,29 @@ class Receiver:
             raise BaseMismatchError("the receiver is closed", kind="receiver-state")
 
     def _prepare(self, version: int | None, *, streaming: bool) -> Prepared:
-        step = self._planned(version, streaming=streaming)
-        step.stage(self._replica)
-        return Prepared(self, self._replica, step)
+        def prepare() -> Prepared:
+            step = self._planned(version, streaming=streaming)
+            with self._lease.at_work():
+                step.stage(self._replica)
+            return Prepared(self, self._replica, step)
+
+        return unless_gone(self._lease, version, prepare)
+
+    def _written(self, prepared: Prepared, version: int | None, *, streaming: bool) -> Prepared:
+        """Apply; if what is read only now has been removed since it was looked up, once more from the start."""
+        try:
+            with self._lease.at_work():
+                prepared.apply()
+        except NotFoundError as error:
+            if not has_vanished(error, version):
+                raise
+            self._lease.void()
+            self._history.floor()
+            _LOG.info("what led to version %d was removed; looking for another way", prepared.version)
+            prepared = self._prepare(version, streaming=streaming)
+            with self._lease.at_work():
+                prepared.apply()
+        return prepared
 
     def _planned(self, version: int | None, *, streaming: bool) -> Step:
         wanted = self._history.latest() if version is None else version
@@ -294,6 +325,7 @@ class Receiver:
             )
         held = self.held
         if held is not None and held.manifest.version == wanted:
+            self._lease.renew(wanted)
             return Step(target=held, links=[], direct=False, undo=Undo())
         path = self._path(wanted)
         target = self._history.first_way(wanted)
@@ -306,12 +338,19 @@ class Receiver:
         return Step(target=target, links=links, direct=direct, undo=Undo() if reversible else None)
 
     def _path(self, wanted: int) -> list[Stored]:
-        history, held = self._history, self.held
+        held = self.held
         if held is not None:
-            path = cheapest_chain(history, held.manifest.version, wanted, held_digest=held.digest)
+            path = claimed_chain(self._lease, wanted, held)
+            if held.manifest.version < self._lease.lowest:
+                _LOG.info(
+                    "version %d, which is held, was removed; going to version %d from the anchor of version %d",
+                    held.manifest.version,
+                    wanted,
+                    path[0].manifest.version,
+                )
             if self._replica.views.carried(held.manifest.schema, [stored.manifest.schema for stored in path]):
                 return path
-        return cheapest_chain(history, None, wanted)
+        return claimed_chain(self._lease, wanted)
 
     def _audited(self, version: int) -> int:
         """Digest some of what has changed; live bits that drifted before are repaired from an anchor."""

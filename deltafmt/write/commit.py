@@ -33,7 +33,7 @@ from deltafmt.format.objects import (
 )
 from deltafmt.format.records import LineageRecord, Manifest
 from deltafmt.format.signing import Signer
-from deltafmt.read.history import Stored
+from deltafmt.read.history import History, Stored
 from deltafmt.schema import Schema
 from deltafmt.store import AlreadyExists, Store
 from deltafmt.write.cut import Cut
@@ -71,7 +71,7 @@ def create_root(store: Store, schema: Schema) -> LineageRecord:
     check_count(len(schema))
     store.probe_exclusive()
     digest = digest_of_schema(schema)
-    put_once(store, keys.schema_key(digest), _readable(emit_schema(schema)))
+    put_content(store, keys.schema_key(digest), _readable(emit_schema(schema)))
     record = LineageRecord(lineage=secrets.token_bytes(16), created=now_ms(), schema=digest)
     try:
         store.create(keys.LINEAGE, emit_lineage(record))
@@ -94,16 +94,18 @@ def _exists(store: Store) -> CommitConflictError:
     return CommitConflictError("a lineage is there already; open it", kind="lineage-exists", where=store.url)
 
 
-def put_once(store: Store, key: str, data: bytes) -> None:
-    """Store an object that is named by its content, unless it is there."""
-    if not store.exists(key):
-        store.put(key, data)
+def put_content(store: Store, key: str, data: bytes) -> None:
+    """Store an object that is named by its content, also when it is there.
+
+    Retention removes old contents that nothing names; one that is new it leaves to whoever is about to name it.
+    """
+    store.put(key, data)
 
 
 def put_cut(store: Store, cut: Cut) -> None:
-    """Store the schema and the tiling, unless they are there."""
-    put_once(store, keys.schema_key(cut.schema_digest), _readable(emit_schema(cut.schema)))
-    put_once(store, keys.tiling_key(cut.tiling_digest), _readable(emit_tiling(cut.tiling, cut.schema)))
+    """Store the schema and the tiling."""
+    put_content(store, keys.schema_key(cut.schema_digest), _readable(emit_schema(cut.schema)))
+    put_content(store, keys.tiling_key(cut.tiling_digest), _readable(emit_tiling(cut.tiling, cut.schema)))
 
 
 def check_count(tensors: int) -> None:
@@ -139,7 +141,7 @@ def put_files(store: Store, files: Files) -> dict[str, tuple[bytes, int]]:
         else:
             data = Path(content).read_bytes()
         digest = blake2b(data)
-        put_once(store, keys.file_key(digest), data)
+        put_content(store, keys.file_key(digest), data)
         result[name] = (digest, len(data))
     return result
 
@@ -164,6 +166,9 @@ def commit(store: Store, stored: Stored, data: bytes) -> Outcome:
         # Ranks that saw sooner that the race was lost have taken their shards away.
         if settle(store, stored.manifest) is Outcome.THEIRS:
             return Outcome.THEIRS
+        # So has retention, where others have gone on from the number and it is past.
+        if not stored.manifest.is_way and stored.manifest.version < History(store).floor():
+            return Outcome.THEIRS
         raise
     for attempt in range(1, _CREATE_ATTEMPTS + 1):
         try:
@@ -177,7 +182,7 @@ def commit(store: Store, stored: Stored, data: bytes) -> Outcome:
                 raise
             time.sleep(store.pause(attempt))
         else:
-            return Outcome.OURS
+            return standing(store, stored.manifest)
     raise AssertionError
 
 
@@ -215,7 +220,24 @@ def settle(store: Store, manifest: Manifest, *, cause: BaseException | None = No
             kind="commit-unknown",
             where=key,
         ) from (cause or error)
-    return Outcome.OURS if found.attempt == manifest.attempt else Outcome.THEIRS
+    return standing(store, manifest) if found.attempt == manifest.attempt else Outcome.THEIRS
+
+
+def standing(store: Store, manifest: Manifest) -> Outcome:
+    """Look whether retention has passed by while the manifest was made; what it has overtaken is taken back.
+
+    A version below the floor is `THEIRS`: its number was used by others and is used up. A further way that
+    starts or ends below it raises `VersionGoneError`.
+    """
+    history, key = History(store), manifest_key(manifest)
+    floor = history.floor()
+    if manifest.version < floor or (manifest.base is not None and manifest.base < floor):
+        drop(store, [key])
+        if not manifest.is_way:
+            return Outcome.THEIRS
+        drop(store, manifest.shard_keys)
+        raise history.gone(manifest.version if manifest.base is None else manifest.base)
+    return Outcome.OURS
 
 
 def manifest_key(manifest: Manifest) -> str:

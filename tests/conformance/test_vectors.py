@@ -17,7 +17,7 @@ from deltafmt.errors import DeltafmtError
 from deltafmt.format import keys
 from deltafmt.format.checksum import blake2b, crc32c
 from deltafmt.format.constants import SHARD_MAGIC
-from deltafmt.format.objects import parse_lineage, parse_manifest, parse_schema
+from deltafmt.format.objects import parse_floor, parse_lease, parse_lineage, parse_manifest, parse_schema
 from deltafmt.format.shard import read_footer
 from deltafmt.tensors import numpy_bits
 from tests.conformance.reference import ROOT, load_refdump
@@ -39,6 +39,10 @@ def library_object(path: Path) -> None:
         read_footer(memoryview(data), where=where)
     elif key.parts[2] == "schemas":
         parse_schema(data, where=where)
+    elif key.parts[2] == "floors":
+        parse_floor(data, where=where)
+    elif key.parts[2] == "leases":
+        parse_lease(data, where=where)
     elif key.parts[2] == "versions":
         parse_manifest(data, way=False, where=where)
     else:

@@ -35,6 +35,8 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         save_file(weights, f"{name}/model.safetensors")
         weights["w"] = weights["w"].clone()
         weights["w"][0, 0] += 1
-    for line in "".join(fences("operator.md", "sh")).splitlines():
+    for line in "".join(fences("operator.md", "sh") + fences("retention.md", "sh")).splitlines():
         assert main(shlex.split(line)[1:]) == 0, line
     assert Path("newest/model.safetensors").exists()
+    for example in fences("retention.md", "python"):
+        exec(compile(example, "retention.md", "exec"), {})
