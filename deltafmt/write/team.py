@@ -74,6 +74,8 @@ def _channel(history: History, rank: int, world: int, group: Any, options: Write
 def _in_group(group: Any, rank: int, world_size: int) -> tuple[int, int]:
     import torch.distributed as dist
 
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"a writer's group is a torch.distributed process group, not {type(group).__name__}")
     place = dist.get_rank(group), dist.get_world_size(group)
     if (rank, world_size) not in ((0, 1), place):
         raise ValueError(f"rank {rank} of {world_size} is rank {place[0]} of {place[1]} in the group given")

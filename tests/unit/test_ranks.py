@@ -343,6 +343,8 @@ def test_what_one_process_cannot_be_asked_for() -> None:
         deltafmt.Writer(memory_root(), layout=deltafmt.Layout(()))
     with pytest.raises(UnsupportedError, match="add_anchor"):
         writers(memory_root(), 2, options={"anchor_every": 2})
+    with pytest.raises(TypeError, match="process group"):
+        deltafmt.Writer(memory_root(), group=object())
     with pytest.raises(ValueError, match="rank 2 of 2"):
         deltafmt.Writer(memory_root(), rank=2, world_size=2)
 
