@@ -21,6 +21,7 @@ from deltafmt.kernels.intrinsics import prefetch, width_of
 Bits = npt.NDArray[Any]
 
 _ZERO = U64(0)
+_BLOCK_LOG2 = U64(BLOCK_WORDS.bit_length() - 1)
 _AHEAD = 24
 """Elements ahead of a write whose places are fetched into the cache."""
 
@@ -56,19 +57,22 @@ def _changes(flat: Any, first: int, old: Any, new: Any, s0: Any, s1: Any, table:
             add_element(np.int64(flat[k]) + first, U64(old[k]), U64(new[k]), 8, s0, s1, table, out)
         return
     current, sum0, sum1 = np.int64(-1), _ZERO, _ZERO
+    table0, table1 = table[0], table[1]
+    start = U64(first)
     for k in range(flat.size):
-        byte = (np.int64(flat[k]) + first) * width
-        word = byte >> 2
-        block = word // BLOCK_WORDS
+        # Unsigned: no division that rounds down, no index that counts from the end.
+        byte = (U64(flat[k]) + start) * U64(width)
+        word = byte >> U64(2)
+        block = np.int64(word >> _BLOCK_LOG2)
         if block != current:
             if current >= 0:
                 out[0] += sum0 * block_multiplier(s0, current)
                 out[1] += sum1 * block_multiplier(s1, current)
             current, sum0, sum1 = block, _ZERO, _ZERO
-        t = word & (BLOCK_WORDS - 1)
-        change = (U64(new[k]) - U64(old[k])) << U64(8 * (byte & 3))
-        sum0 += U64(table[0, t]) * change
-        sum1 += U64(table[1, t]) * change
+        t = word & U64(BLOCK_WORDS - 1)
+        change = (U64(new[k]) - U64(old[k])) << (U64(8) * (byte & U64(3)))
+        sum0 += U64(table0[t]) * change
+        sum1 += U64(table1[t]) * change
     if current >= 0:
         out[0] += sum0 * block_multiplier(s0, current)
         out[1] += sum1 * block_multiplier(s1, current)

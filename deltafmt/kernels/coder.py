@@ -28,14 +28,14 @@ class Scratch:
     """Reusable arrays of one thread, by name; they grow and never shrink."""
 
     def __init__(self) -> None:
-        self._arrays: dict[tuple[str, str], Bits] = {}
+        self._arrays: dict[tuple[str, Any], Bits] = {}
 
     def take(self, name: str, size: int, dtype: Any = np.uint8) -> Bits:
         """An array of at least `size` elements with any content; it is the same one at the next call."""
-        key = (name, np.dtype(dtype).str)
-        if key not in self._arrays or len(self._arrays[key]) < size:
-            self._arrays[key] = np.empty(size, dtype)
-        return self._arrays[key]
+        array = self._arrays.get((name, dtype))
+        if array is None or array.size < size:
+            array = self._arrays[name, dtype] = np.empty(size, dtype)
+        return array
 
 
 class PositionCoder:

@@ -61,10 +61,11 @@ def update(model: Mapping[str, torch.Tensor], seed: int, density: float) -> None
 
 @st.composite
 def layouts(draw: st.DrawFn, model: Mapping[str, torch.Tensor]) -> tuple[Layout, Tensors]:
-    """Local tensors for a part of a model: slices, transposed, padded, or two pieces of one; and the layout."""
+    """Local tensors for a part of a model, and the layout: slices, transposed, padded, FP32 for BF16."""
     names = draw(st.lists(st.sampled_from(sorted(model)), min_size=1, unique=True))
     placements: list[Placement] = []
     untouched: list[tuple[str, Box]] = []
+    casts: dict[str, str] = {}
     targets: Tensors = {}
     for name in names:
         source = model[name]
@@ -72,16 +73,19 @@ def layouts(draw: st.DrawFn, model: Mapping[str, torch.Tensor]) -> tuple[Layout,
         box = draw(_boxes(source)) if source.numel() else Box.full(tuple(source.shape))
         padding = draw(st.integers(0, 2)) if source.dim() and source.numel() else 0
         shape = box.shape if not padding else (box.shape[0] + padding, *box.shape[1:])
-        local = torch.empty(shape, dtype=source.dtype)
+        dtype = source.dtype
+        if dtype == torch.bfloat16 and draw(st.booleans()):
+            dtype, casts[target] = torch.float32, "bfloat16"
+        local = torch.empty(shape, dtype=dtype)
         if draw(st.booleans()):
-            local = torch.empty(shape[::-1], dtype=source.dtype).permute(tuple(reversed(range(len(shape)))))
+            local = torch.empty(shape[::-1], dtype=dtype).permute(tuple(reversed(range(len(shape)))))
         bits(local).fill_(1 if source.dtype == torch.bool else PADDING)
         targets[target] = local
         if source.numel():
             placements.append(Placement(name, box, target, 0, tuple(local.stride())))
         if padding:
             untouched.append((target, Box((box.shape[0], *(0,) * (len(shape) - 1)), shape)))
-    return Layout(placements, untouched=untouched), targets
+    return Layout(placements, untouched=untouched, casts=casts), targets
 
 
 def placed(layout: Layout, targets: Mapping[str, torch.Tensor], model: Mapping[str, torch.Tensor]) -> Tensors:
@@ -94,7 +98,11 @@ def placed(layout: Layout, targets: Mapping[str, torch.Tensor], model: Mapping[s
         local = torch.as_strided(
             bits(result[placement.target]), box.shape, placement.strides, placement.offset
         )
-        local.copy_(bits(piece))
+        patterns = bits(piece)
+        if placement.target in layout.casts:
+            # BF16 is the upper half of FP32.
+            patterns = patterns.to(torch.int32) << 16
+        local.copy_(patterns)
     return result
 
 

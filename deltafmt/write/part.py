@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from deltafmt.addresses import contiguous_strides
-from deltafmt.errors import BaseMismatchError
+from deltafmt.errors import BaseMismatchError, IncompleteError
 from deltafmt.format.records import Manifest
 from deltafmt.geometry import Box
 from deltafmt.kernels.digest import Digest, zero
@@ -44,13 +44,21 @@ class PlacedSource:
     def _bits(self, piece: Piece) -> Bits:
         dtype = torch_dtype(self._cut.schema.tensors[piece.tensor].dtype)
         parts = list(self._parts(piece))
-        whole = next((part for box, part in parts if box == piece.box), None)
-        if whole is None:
-            # The ranks' borders cut, but neighbouring placements of one rank may lie in one box.
-            whole = torch.empty(piece.box.shape, dtype=dtype)
-            for box, part in parts:
-                whole[_within(box, piece.box).slices()] = part.to("cpu", dtype)
-        return numpy_bits(whole.to("cpu", dtype).contiguous()).reshape(-1)
+        if len(parts) == 1 and parts[0][0] == piece.box:
+            return numpy_bits(parts[0][1].to("cpu", dtype).contiguous()).reshape(-1)
+        # The ranks' borders cut, but neighbouring placements of one rank may lie in one box, and a rank may
+        # have an element twice.
+        whole = numpy_bits(torch.empty(piece.box.shape, dtype=dtype))
+        found = [(_within(box, piece.box).slices(), numpy_bits(part.to("cpu", dtype))) for box, part in parts]
+        for place, bits in found:
+            whole[place] = bits
+        if any((whole[place] != bits).any() for place, bits in found):
+            raise IncompleteError(
+                "a rank holds one part of a tensor twice, with different bits",
+                kind="replicas-differ",
+                where=f"{self._cut.schema.names[piece.tensor]!r} {piece.box.start} to {piece.box.stop}",
+            )
+        return whole.reshape(-1)
 
     def _parts(self, piece: Piece) -> Iterator[tuple[Box, torch.Tensor]]:
         for p in self._places[piece.tensor]:

@@ -1,8 +1,9 @@
 """Random lives of a lineage against a plain list of the versions that must be there.
 
-Writers publish, crash between any two of their store calls, meet failing storage and are opened anew;
-receivers with random layouts follow, go back, are interrupted and lied to. Whatever happens, a version is
-there whole or not at all, and a receiver holds the bits of a version or says that it does not.
+Writers publish, at once or in the background, tensors or their casts, cut for a receiver or not; they crash
+between any two of their store calls, meet failing storage and are opened anew. Receivers with random layouts
+follow, go back, are interrupted and lied to. Whatever happens, a version is there whole or not at all, and a
+receiver holds the bits of a version or says that it does not.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import deltafmt
-from deltafmt.errors import DeltafmtError, LayoutError, StoreError
+from deltafmt.errors import DeltafmtError, LayoutError, NotFoundError, StoreError
 from deltafmt.format import keys
 from deltafmt.layout import Layout
 from deltafmt.read.options import ReadOptions
 from deltafmt.store import MemoryStore, Store, register_protocol
+from deltafmt.tensors import torch_dtype
 from deltafmt.testing.faulty import (
     Crash,
     Effect,
@@ -118,6 +122,7 @@ class Life(RuleBasedStateMachine):
         self.inner = MemoryStore(f"life-{next(_numbers)}")
         self.reader_url, _ = door(self.inner)
         self.versions: list[Tensors] = []
+        self.ways: list[str] = []
         self.followers: list[Follower] = []
 
     @initialize(
@@ -125,33 +130,77 @@ class Life(RuleBasedStateMachine):
         elements=st.sampled_from((8, 64, 1 << 22)),
         anchor_every=st.sampled_from((None, None, 2, 3)),
         squash=st.sampled_from((None, 4)),
+        cast=st.sampled_from((None, None, "bfloat16", "float16")),
+        data=st.data(),
     )
-    def begin(self, model: Tensors, elements: int, anchor_every: int | None, squash: int | None) -> None:
-        self.live = model
+    def begin(
+        self,
+        model: Tensors,
+        elements: int,
+        anchor_every: int | None,
+        squash: int | None,
+        cast: str | None,
+        data: st.DataObject,
+    ) -> None:
+        self.live, self.cast = model, cast
+        hints = [layout for layout, _ in data.draw(st.lists(layouts(self.published()), max_size=2))]
         self.options = deltafmt.WriterOptions(
-            domain_elements=elements, anchor_every=anchor_every, squash=squash, threads=2
+            domain_elements=elements, anchor_every=anchor_every, squash=squash, tile_for=hints, threads=2
         )
         self.writer_url, self.writer_door = door(self.inner)
         self.open_writer()
-        self.publish_with(lambda: self.writer.publish_anchor(self.live))
+        self.publish_with(lambda: self.writer.publish_anchor(self.live), way="anchor")
 
     def open_writer(self) -> None:
         self.writer_door.heal()
-        self.writer = deltafmt.Writer(self.writer_url, options=self.options)
+        self.writer = deltafmt.Writer(self.writer_url, options=self.options, publish_dtype=self.cast)
 
-    def publish_with(self, publish: Callable[[], int], *, fault: bool = False) -> None:
+    def published(self) -> Tensors:
+        """A picture of what a version of the live tensors is to hold."""
+        if self.cast is None:
+            return copied(self.live)
+        cast = torch_dtype(self.cast)
+        return {
+            name: tensor.to(cast) if tensor.dtype == torch.float32 else tensor.clone()
+            for name, tensor in self.live.items()
+        }
+
+    def reachable(self, wanted: int, held: int | None = None) -> bool:
+        """Whether ways lead to a version from nothing or from what is held."""
+        further: dict[int, list[int | None]] = {}
+        for version, base in filter(None, map(keys.way_of, self.inner.objects)):
+            further.setdefault(version, []).append(base)
+        todo, seen = [wanted], set()
+        while todo:
+            version = todo.pop()
+            bases = further.get(version, [])
+            if version == held or self.ways[version] == "anchor" or None in bases:
+                return True
+            if version not in seen:
+                seen.add(version)
+                todo += [base for base in bases if base is not None]
+                todo += [version - 1] * (self.ways[version] == "delta")
+        return False
+
+    def publish_with(self, publish: Callable[[], int], *, way: str = "delta", fault: bool = False) -> None:
         """Publish; whether the version exists is asked of the storage, not of the writer."""
-        before, version = copied(self.live), len(self.versions)
+        before, version = self.published(), len(self.versions)
         published, crashed = False, False
+        # Without its copy a writer reads the newest version, whose bytes may be elsewhere.
+        blind = way == "delta" and not self.reachable(version - 1)
         try:
             published = publish() == version
         except Crash:
             crashed = True
+        except NotFoundError:
+            assert fault or blind
+            fault = True
         except DeltafmtError:
             assert fault
         landed = keys.version_key(version) in self.inner.objects
         if landed:
             self.versions.append(before)
+            self.ways.append(way)
         assert landed or not published
         assert published or fault
         self.writer_door.heal()
@@ -167,24 +216,35 @@ class Life(RuleBasedStateMachine):
         update(self.live, seed, density)
         self.publish_with(lambda: self.writer.publish(self.live))
 
-    @rule()
-    def publish_anchor(self) -> None:
-        self.publish_with(lambda: self.writer.publish_anchor(self.live))
+    @rule(stored=st.sampled_from((True, True, False)))
+    def publish_anchor(self, stored: bool) -> None:
+        way = "anchor" if stored else "empty anchor"
+        self.publish_with(lambda: self.writer.publish_anchor(self.live, store_data=stored), way=way)
+
+    @rule(seed=seeds, density=densities)
+    def publish_in_the_background(self, seed: int, density: float) -> None:
+        def publish() -> int:
+            pending = self.writer.publish_async(self.live)
+            update(self.live, seed, density)
+            return pending.result()
+
+        self.publish_with(publish)
 
     @rule(dtype=dtypes, shape=shapes, seed=seeds, tied=st.booleans())
     def add_a_tensor(self, dtype: str, shape: tuple[int, ...], seed: int, tied: bool) -> None:
         name = f"n{len(self.live)}"
         if name not in self.live:
-            first = next(iter(self.live.values()))
-            self.live[name] = first if tied else random_tensor(dtype, shape, seed)
+            first = next(iter(self.live.values()), None)
+            self.live[name] = first if tied and first is not None else random_tensor(dtype, shape, seed)
 
+    @precondition(lambda self: self.live)
     @rule(which=st.integers(0, 10), shape=shapes, seed=seeds)
     def reshape_a_tensor(self, which: int, shape: tuple[int, ...], seed: int) -> None:
         name = list(self.live)[which % len(self.live)]
         dtype = str(self.live[name].dtype).removeprefix("torch.")
         self.live[name] = random_tensor(dtype, shape, seed)
 
-    @precondition(lambda self: len(self.live) > 1)
+    @precondition(lambda self: self.live)
     @rule(which=st.integers(0, 10))
     def drop_a_tensor(self, which: int) -> None:
         del self.live[list(self.live)[which % len(self.live)]]
@@ -198,8 +258,8 @@ class Life(RuleBasedStateMachine):
     def crash_while_publishing(self, seed: int, call: int, when: str, anchor: bool) -> None:
         update(self.live, seed, 0.05)
         self.writer_door.inject(CRASHES[when](), first=call)
-        publish = self.writer.publish_anchor if anchor else self.writer.publish
-        self.publish_with(lambda: publish(self.live), fault=True)
+        publish, way = (self.writer.publish_anchor, "anchor") if anchor else (self.writer.publish, "delta")
+        self.publish_with(lambda: publish(self.live), way=way, fault=True)
 
     @rule(
         seed=seeds,
@@ -225,7 +285,11 @@ class Life(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 100))
     def add_an_anchor(self, which: int) -> None:
-        deltafmt.open(self.reader_url).add_anchor(which % len(self.versions))
+        version = which % len(self.versions)
+        try:
+            deltafmt.open(self.reader_url).add_anchor(version)
+        except NotFoundError:
+            assert not self.reachable(version)
 
     @precondition(lambda self: len(self.versions) > 1)
     @rule(version=st.integers(0, 100), back=st.integers(1, 100), call=st.none() | st.integers(1, 40))
@@ -240,8 +304,11 @@ class Life(RuleBasedStateMachine):
             deltafmt.open(url).squash(base, version)
         except Crash:
             assert call is not None
+        except NotFoundError:
+            # An anchor whose bytes are elsewhere lies between.
+            assert "empty anchor" in self.ways[base + 1 : version + 1]
 
-    @precondition(lambda self: len(self.followers) < 3)
+    @precondition(lambda self: len(self.followers) < 3 and self.versions[-1])
     @rule(data=st.data(), undo=st.sampled_from((None, 0)))
     def open_a_receiver(self, data: st.DataObject, undo: int | None) -> None:
         layout, live = data.draw(layouts(self.versions[-1]))
@@ -270,16 +337,21 @@ class Life(RuleBasedStateMachine):
                 READ_FAULTS[fault](), verb="read_range" if lies else verb, first=call, times=times
             )
         fits = follower.fits(self.versions[wanted])
+        # From nothing for sure; from what is held unless a tie has formed since.
+        leads = self.reachable(wanted, held)
         try:
             move(follower.receiver, None if to is None else wanted, way)
         except DeltafmtError as error:
-            assert fault is not None or (isinstance(error, LayoutError) and not fits)
+            unfit = isinstance(error, LayoutError) and not fits
+            lost = isinstance(error, NotFoundError) and not self.reachable(wanted)
+            assert fault is not None or unfit or lost
             assert follower.receiver.version in (held, None)
             if held is not None and follower.receiver.version == held:
                 assert same(follower.live, before), "a failure that left a trace"
             elif isinstance(error, LayoutError):
                 assert same(follower.live, before), "refused after something was written"
         else:
+            assert leads or fault is not None
             if way == "there and back":
                 assert follower.receiver.version in (held, None)
             else:
@@ -323,7 +395,11 @@ class Life(RuleBasedStateMachine):
             self.check(follower)
         lineage = deltafmt.open(self.reader_url)
         for version, model in enumerate(self.versions):
-            assert same(lineage.read(version), model), version
+            if self.reachable(version):
+                assert same(lineage.read(version), model), version
+            else:
+                with pytest.raises(NotFoundError):
+                    lineage.read(version)
         report = lineage.verify()
         assert report.ok, report.problems
 

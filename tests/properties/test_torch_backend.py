@@ -10,10 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deltafmt.geometry import Box
 from deltafmt.kernels import apply as compiled
 from deltafmt.kernels import torch_backend
 from deltafmt.kernels.digest import zero
 from deltafmt.kernels.steps import step_between
+from deltafmt.layout import Layout, Placement, TargetInfo
+from deltafmt.schema import Schema, TensorSpec
+from deltafmt.segments import make_segments
+from deltafmt.tiling import make_tiling
 from tests.properties.test_apply import Case
 
 
@@ -73,3 +78,55 @@ def test_parts_of_a_view_are_the_same_parts(seed: int) -> None:
                 compiled.scan(getattr(view, method)(chosen), expected, old)
                 assert (found == expected).all()
     assert alike(one, two)
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    shape=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    transposed=st.booleans(),
+    order=st.sampled_from([0, 1]),
+    inexact=st.booleans(),
+)
+def test_both_do_the_same_behind_a_cast(
+    seed: int, shape: tuple[int, int], transposed: bool, order: int, inexact: bool
+) -> None:
+    """BF16 in the upper half of FP32, wherever its elements lie."""
+    rng = np.random.default_rng(seed)
+    rows, columns = shape
+    schema = Schema((TensorSpec("w", "bfloat16", shape),))
+    strides = (1, rows) if transposed else (columns, 1)
+    targets = {"w": TargetInfo("float32", shape, strides)}
+    layout = Layout([Placement("w", Box.full(shape), "w", 0, strides)], casts={"w": "bfloat16"})
+    table = make_segments(schema, make_tiling(schema), layout, targets)
+    old = rng.integers(0, 2**16, rows * columns).astype("<u2")
+    in_place = old.reshape(shape).T if transposed else old.reshape(shape)
+    wide = np.ascontiguousarray(in_place).reshape(-1).astype("<u4") << 16
+    if inexact:
+        wide[rng.integers(len(wide))] |= 1 << int(rng.integers(16))
+    one, two = wide.copy(), wide.copy()
+    addresses = np.array([one.ctypes.data], np.int64)
+    sides: list[tuple[Any, Any]] = [
+        (compiled, compiled.DomainView(table, 0, addresses, 2)),
+        (torch_backend, torch_backend.TorchView(table, 0, [torch.from_numpy(two.view("<i4"))], 2)),
+    ]
+    assert [module.cast_exact(side, old) for module, side in sides] == [not inexact] * 2
+    if inexact:
+        return
+    positions = np.flatnonzero(rng.random(len(old)) < 0.5).astype(np.uint32)
+    values = rng.integers(1, 2**16, len(positions)).astype("<u2")
+    results = []
+    for module, side in sides:
+        before, moved, total, gathered = np.zeros_like(values), zero(), zero(), np.zeros_like(old)
+        module.apply_step(side, positions, values, order, before, moved)
+        module.apply_set(side, positions[::2], values[::2], None, moved)
+        module.scan(side, total, old)
+        module.gather_dense(side, gathered)
+        results.append([before, moved, total, gathered])
+    for found, expected in zip(*results, strict=True):
+        assert (found == expected).all()
+    assert (one == two).all()
+    assert (one & 0xFFFF == 0).all()
+    for module, side in sides:
+        module.apply_dense(side, old)
+    assert (one == wide).all()
+    assert (two == wide).all()
