@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from tools.bench import chain
 from tools.bench.__main__ import main
 from tools.bench.models import synthetic, trained
 
@@ -48,6 +49,30 @@ def test_storage(capsys: pytest.CaptureFixture[str]) -> None:
     assert row["stored_bytes"] > 1 << 20
     assert row["publish_rate_of_bare"] > 0
     assert row["delta_rate_of_bare"] > 0
+
+
+def test_chain(capsys: pytest.CaptureFixture[str]) -> None:
+    main(
+        [
+            "chain",
+            "--size",
+            "tiny",
+            "--squash",
+            "4",
+            "--behind",
+            "3",
+            "--versions",
+            "6",
+            "--warm-up",
+            "1",
+            "--json",
+        ]
+    )
+    result = json.loads(capsys.readouterr().out)
+    assert [row["held"] for row in result["chains"]] == [0, 1, 2, 3]
+    assert all(chain["direct_bytes"] > 0 for row in result["chains"])
+    assert result["further_ways_per_version"] == 4 / 6
+    assert any("at worst" in line for line in chain.render(result))
 
 
 def test_synthetic_updates_move_the_share_that_they_say() -> None:

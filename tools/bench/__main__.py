@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tools.bench import codec, plan, storage, whole
+from tools.bench import chain, codec, plan, storage, whole
 
 Bench = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], dict[str, Any]], Any]
 
@@ -17,6 +17,7 @@ BENCHES: dict[str, Bench] = {
     "whole": (whole.add, whole.run, whole.render),
     "plan": (plan.add, plan.run, plan.render),
     "storage": (storage.add, storage.run, storage.render),
+    "chain": (chain.add, chain.run, chain.render),
 }
 """Name -> (declare arguments, measure, lines of text)."""
 
