@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from deltafmt.errors import DeltafmtError, FormatError, NotFoundError, UnsupportedError
@@ -13,6 +13,11 @@ from deltafmt.format.records import Manifest
 from deltafmt.read.history import Stored
 
 Path = tuple[Stored, ...]
+
+_GROWTH = 0.65
+"""A way over n deltas takes about n to this power times the bytes of one, as training changes weights."""
+_DETOUR = 1.2
+"""How much more than one way the rest of a chain is likely to take."""
 
 
 class Ways(Protocol):
@@ -31,9 +36,9 @@ def cheapest_chain(
 ) -> list[Stored]:
     """Ways that lead from version `held` (None: from nothing) to `wanted`, for few stored bytes in all.
 
-    Goes back from `wanted` by the ways that reach farthest, so that of a long history little is read; then
-    looks into those left aside that could be cheaper, judged by the bytes per version of what was found. An
-    anchor serves whoever holds another version, too, unless `anchors` is False. An anchor without data leads
+    Goes back from `wanted`, the likely cheapest first, judged by the ways read so far: one that replaces
+    many deltas takes more bytes than a single one, but far fewer than all. So of a long history little is
+    read, and hardly a byte is given away. An anchor serves whoever holds another version, too, unless `anchors` is False. An anchor without data leads
     nowhere, nor does a way made from other manifests than the ones that stand there (for `held`: than the
     one of `held_digest`).
 
@@ -105,17 +110,17 @@ def _further(ways: Ways, version: int, base: int | None, dead_ends: _DeadEnds) -
 
 @dataclass(frozen=True, slots=True)
 class _Edge:
-    """A way from `base` to a version from which `path` (`cost` bytes) leads on; `way` None: not read yet."""
+    """A way to `version`, from where `path` (`cost` bytes) leads on; `way` None: not read yet."""
 
     version: int
-    base: int
+    base: int | None
     way: Stored | None
     path: Path
     cost: int
 
 
 class _Search:
-    """Looks for a chain from one version to a later one."""
+    """Looks for a chain from one version to a later one: best first, by what a chain is likely to cost."""
 
     def __init__(
         self,
@@ -129,42 +134,40 @@ class _Search:
         self._ways, self._held, self._wanted = ways, held, wanted
         self._held_digest, self._dead_ends, self._anchors = held_digest, dead_ends, anchors
         self._tie = itertools.count()
-        self._queue: list[tuple[tuple[float, ...], int, _Edge]] = []
+        self._queue: list[tuple[float, int, _Edge]] = []
         self._reached: dict[int, int] = {}
-        self._best: Path | None = None
-        self._best_cost: float = float("inf")
-        self._arrived = False
+        self._sizes: list[float] = []
+        self._anchor_bytes = 0
 
     def run(self) -> Path | None:
-        """The cheapest path found; None if there is none."""
+        """The path found; None if there is none."""
         if self._held == self._wanted:
             return ()
         self._expand(self._wanted, (), 0)
         while self._queue:
             _, _, edge = heapq.heappop(self._queue)
-            if self._estimate(edge) < self._best_cost:
-                self._follow(edge)
-        return self._best
+            if edge.way is None:
+                self._read(edge)
+                continue
+            path = (edge.way, *edge.path)
+            if edge.base is None:
+                return path
+            if edge.base != self._held:
+                self._expand(edge.base, path, edge.cost + edge.way.manifest.stored_bytes)
+            elif self._held_digest in (None, edge.way.manifest.base_digest):
+                return path
+            else:
+                # What is held is another version of that number.
+                self._dead_ends.differ(edge.way, self._held_digest)
+        return None
 
-    def _follow(self, edge: _Edge) -> None:
-        if edge.way is None:
-            way = _further(self._ways, edge.version, edge.base, self._dead_ends)
-            if way is not None:
-                self._push(edge.version, way, edge.path, edge.cost)
+    def _read(self, edge: _Edge) -> None:
+        way = _further(self._ways, edge.version, edge.base, self._dead_ends)
+        if way is None:
             return
-        path = (edge.way, *edge.path)
-        cost = edge.cost + edge.way.manifest.stored_bytes
-        if edge.base != self._held:
-            self._expand(edge.base, path, cost)
-        elif self._held_digest in (None, edge.way.manifest.base_digest):
-            self._take(path, cost)
-            if not self._arrived:
-                self._arrived = True
-                self._queue = [(self._order(entry), tie, entry) for _, tie, entry in self._queue]
-                heapq.heapify(self._queue)
-        else:
-            # What is held is another version of that number.
-            self._dead_ends.differ(edge.way, self._held_digest)
+        if edge.base is None:
+            self._anchor_bytes = way.manifest.stored_bytes
+        self._put(replace(edge, way=way))
 
     def _expand(self, version: int, path: Path, cost: int) -> None:
         """Put the ways to a version into the queue."""
@@ -178,44 +181,32 @@ class _Search:
             self._dead_ends.differ(path[0], first.digest)
             return
         self._reached[version] = cost
-        if first.manifest.base is not None and first.manifest.base >= self._held:
-            self._push(version, first, path, cost)
-        for base in bases:
-            if base is not None and base >= self._held:
-                self._put(_Edge(version, base, None, path, cost))
-        self._consider_anchor(first, bases, path, cost)
-
-    def _consider_anchor(self, first: Stored, bases: Sequence[int | None], path: Path, cost: int) -> None:
-        """Start from nothing if that is cheaper; of several anchors the one met first has the shortest rest."""
-        alone = not path and any(edge.base == self._held for _, _, edge in self._queue)
-        if not self._anchors or self._best is not None or alone:
-            return
-        anchor = _anchor(self._ways, first, bases, self._dead_ends)
-        if anchor is not None:
-            self._take((anchor, *path), cost + anchor.manifest.stored_bytes)
-
-    def _take(self, path: Path, cost: int) -> None:
-        if cost < self._best_cost:
-            self._best, self._best_cost = path, cost
-
-    def _push(self, version: int, way: Stored, path: Path, cost: int) -> None:
-        assert way.manifest.base is not None
-        self._put(_Edge(version, way.manifest.base, way, path, cost))
+        own = first.manifest.base
+        if own is not None:
+            self._sizes.append(first.manifest.stored_bytes / (version - own) ** _GROWTH)
+        edges = [_Edge(version, base, None, path, cost) for base in bases]
+        if own is not None or first.manifest.data:
+            edges.append(_Edge(version, own, first, path, cost))
+        else:
+            self._dead_ends.missing.append(_without_data(first.manifest))
+        # An anchor is never smaller than a single delta, which takes a domain whole where that is smaller.
+        anchors = self._anchors and all(edge.base != self._held for edge in edges)
+        for edge in edges:
+            if anchors if edge.base is None else edge.base >= self._held:
+                self._put(edge)
 
     def _put(self, edge: _Edge) -> None:
-        heapq.heappush(self._queue, (self._order(edge), next(self._tie), edge))
+        heapq.heappush(self._queue, (edge.cost + self._likely(edge), next(self._tie), edge))
 
-    def _order(self, edge: _Edge) -> tuple[float, ...]:
-        """First by what is left to go, and once something is found, by what a chain would cost."""
-        return (self._estimate(edge),) if self._arrived else (edge.base - self._held, edge.cost)
-
-    def _estimate(self, edge: _Edge) -> float:
-        """Bytes of a chain by this way, its unknown part as cheap per version as the best chain found."""
-        known = edge.version if edge.way is None else edge.base
-        cost = edge.cost + (0 if edge.way is None else edge.way.manifest.stored_bytes)
-        if not self._arrived:
-            return cost
-        return cost + self._best_cost * (known - self._held) / (self._wanted - self._held)
+    def _likely(self, edge: _Edge) -> float:
+        """Bytes of the way, as far as they are known, and of what is likely to come before it."""
+        known = None if edge.way is None else edge.way.manifest.stored_bytes
+        if edge.base is None:
+            return self._anchor_bytes if known is None else known
+        typical = sum(self._sizes) / len(self._sizes) if self._sizes else 0.0
+        rest: float = _DETOUR * typical * (edge.base - self._held) ** _GROWTH
+        own: float = typical * (edge.version - edge.base) ** _GROWTH if known is None else known
+        return rest + own
 
 
 def _without_data(manifest: Manifest) -> str:

@@ -70,7 +70,7 @@ def test_chain(capsys: pytest.CaptureFixture[str]) -> None:
     )
     result = json.loads(capsys.readouterr().out)
     assert [row["held"] for row in result["chains"]] == [0, 1, 2, 3]
-    assert all(chain["direct_bytes"] > 0 for row in result["chains"])
+    assert all(row["direct_bytes"] > 0 for row in result["chains"])
     assert result["further_ways_per_version"] == 4 / 6
     assert any("at worst" in line for line in chain.render(result))
 

@@ -8,10 +8,11 @@ import pytest
 from deltafmt import FormatError, NotFoundError
 from deltafmt.read.chain import cheapest_chain
 from deltafmt.read.history import Stored
+from deltafmt.write.policy import spans
 
 
 def digest(version: int) -> bytes:
-    return bytes([version]) * 32
+    return version.to_bytes(32, "big")
 
 
 def way(
@@ -81,6 +82,26 @@ def test_a_squashed_way_is_taken_where_it_is_cheaper() -> None:
     assert steps(cheapest_chain(Lineage(*LINE, way(5, 1, 25)), 1, 5)) == [(5, 1)]
     assert steps(cheapest_chain(Lineage(*LINE, way(5, 1, 45)), 1, 5)) == [(v, v - 1) for v in range(2, 6)]
     assert steps(cheapest_chain(Lineage(*LINE, way(4, 1, 25)), 1, 5)) == [(4, 1), (5, 4)]
+
+
+def test_a_receiver_far_behind_finds_the_cheapest_chain_in_few_requests() -> None:
+    """Among the squashes that a writer adds, from every offset; and one way over all of them is seen at once."""
+    sizes = {(v - span, v): round(1000 * span**0.64) for v in range(1, 160) for span in (1, *spans(v, 64))}
+    lineage = Lineage(way(0, None, 10**6), *(way(v, base, size) for (base, v), size in sizes.items()))
+    for wanted in range(80, 144):
+        cheapest = {wanted: 0}
+        for version in range(wanted, wanted - 64, -1):
+            for base in range(wanted - 64, version):
+                if version in cheapest and (base, version) in sizes:
+                    cost = cheapest[version] + sizes[base, version]
+                    cheapest[base] = min(cost, cheapest.get(base, cost))
+        lineage.asked.clear()
+        path = cheapest_chain(lineage, wanted - 64, wanted)
+        assert sum(w.manifest.stored_bytes for w in path) <= 1.02 * cheapest[wanted - 64]
+        assert len(lineage.asked) <= 25
+    lineage = Lineage(*lineage.ways, way(150, 1, 30_000))
+    assert steps(cheapest_chain(lineage, 1, 150)) == [(150, 1)]
+    assert lineage.asked == [150]
 
 
 def test_an_anchor_serves_whoever_holds_another_version() -> None:
