@@ -2,12 +2,13 @@
 
 Writers publish, at once or in the background, tensors or their casts, cut for a receiver or not; they crash
 between any two of their store calls, meet failing storage and are opened anew. Receivers with random layouts
-follow, go back, are interrupted and lied to. Whatever happens, a version is there whole or not at all, and a
+follow, go back, are interrupted and lied to; collectors remove old versions, and die at it. Whatever happens, a version is there whole or not at all, and a
 receiver holds the bits of a version or says that it does not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import deltafmt
-from deltafmt.errors import DeltafmtError, LayoutError, NotFoundError, StoreError
+from deltafmt.errors import DeltafmtError, LayoutError, NotFoundError, StoreError, VersionGoneError
 from deltafmt.format import keys
 from deltafmt.layout import Layout
 from deltafmt.read.options import ReadOptions
@@ -123,6 +124,7 @@ class Life(RuleBasedStateMachine):
         self.reader_url, _ = door(self.inner)
         self.versions: list[Tensors] = []
         self.ways: list[str] = []
+        self.floor = 0
         self.followers: list[Follower] = []
 
     @initialize(
@@ -173,6 +175,8 @@ class Life(RuleBasedStateMachine):
         todo, seen = [wanted], set()
         while todo:
             version = todo.pop()
+            if version < self.floor:
+                continue
             bases = further.get(version, [])
             if version == held or self.ways[version] == "anchor" or None in bases:
                 return True
@@ -291,6 +295,21 @@ class Life(RuleBasedStateMachine):
         except NotFoundError:
             assert not self.reachable(version)
 
+    @rule(
+        keep=st.integers(1, 4),
+        crash=st.none() | st.tuples(st.sampled_from(sorted(CRASHES)), st.integers(1, 60)),
+    )
+    def collect(self, keep: int, crash: tuple[str, int] | None) -> None:
+        url, store = door(self.inner)
+        if crash is not None:
+            store.inject(CRASHES[crash[0]](), first=crash[1])
+        with contextlib.suppress(Crash):
+            deltafmt.open(url).gc(keep_last=keep, grace_seconds=0, dry_run=False)
+        floor = deltafmt.open(self.reader_url).history.floor()
+        assert self.floor <= floor < len(self.versions)
+        assert floor == self.floor or floor <= len(self.versions) - keep
+        self.floor = floor
+
     @precondition(lambda self: len(self.versions) > 1)
     @rule(version=st.integers(0, 100), back=st.integers(1, 100), call=st.none() | st.integers(1, 40))
     def squash(self, version: int, back: int, call: int | None) -> None:
@@ -306,7 +325,7 @@ class Life(RuleBasedStateMachine):
             assert call is not None
         except NotFoundError:
             # An anchor whose bytes are elsewhere lies between.
-            assert "empty anchor" in self.ways[base + 1 : version + 1]
+            assert base < self.floor or "empty anchor" in self.ways[base + 1 : version + 1]
 
     @precondition(lambda self: len(self.followers) < 3 and self.versions[-1])
     @rule(data=st.data(), undo=st.sampled_from((None, 0)))
@@ -375,7 +394,8 @@ class Life(RuleBasedStateMachine):
             if action == "verify":
                 receiver.verify()
             else:
-                receiver.adopt(receiver.version)
+                with contextlib.suppress(VersionGoneError):
+                    receiver.adopt(receiver.version)
             self.check(follower)
 
     def check(self, follower: Follower) -> None:
