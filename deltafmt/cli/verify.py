@@ -12,6 +12,7 @@ from deltafmt.cli.arguments import (
     add_verb,
     resolve_version,
     storage_options,
+    trusted_keys,
     version_argument,
 )
 from deltafmt.cli.failures import DAMAGE, FINE
@@ -40,7 +41,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
     from deltafmt.store import open_store
 
     # Not opened as other verbs do: a descriptor that is damaged is a finding like any other.
-    lineage = Lineage(History(open_store(options.url, storage_options(options))))
+    store = open_store(options.url, storage_options(options))
+    lineage = Lineage(History(store, trust=trusted_keys(options)))
     version = None if options.version is None else resolve_version(lineage, options.version)
     with out.bytes_progress("verifying") as progress:
         report = lineage.verify(version, deep=not options.shallow, progress=progress)
