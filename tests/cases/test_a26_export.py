@@ -146,7 +146,7 @@ def test_a_failed_export_leaves_nothing_and_can_be_repeated(
             yield "w0", tensors["w0"]
             raise OSError(28, "No space left on device")
 
-        patch.setattr(lineage, "iter_read", broken)
+        patch.setattr(lineage, "_stream", broken)
         with pytest.raises(deltafmt.StoreError, match="No space left"):
             lineage.export(0, tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []

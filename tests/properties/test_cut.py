@@ -73,7 +73,7 @@ def test_digests_of_rows_and_changes_add_up(data: st.DataObject, dtype: str) -> 
     values = random.integers(0, 2 ** (8 * new.itemsize) - 1, at.size, np.uint64, endpoint=True).astype(dtype)
     moved = whole.copy()
     digest_changes(at, new[at], values, salt, moved)
-    scatter(new, at, values)
+    scatter(new, at, 0, values)
     after = zero()
     digest_run(new, 0, salt, after)
     np.testing.assert_array_equal(moved, after)

@@ -30,7 +30,7 @@ def test_every_object_of_a_root_can_be_dumped(root: Path, capsys: pytest.Capture
         assert by_path["bytes"] == path.stat().st_size
         kinds.add(by_path.get("kind", "file"))
         assert run(capsys, "dump", path, "--rows", 2)
-    assert kinds == {"lineage", "schema", "tiling", "version", "shard", "file"}
+    assert kinds == {"lineage", "schema", "tiling", "version", "shard", "latest", "file"}
 
 
 def test_tables_are_cut_unless_all_is_asked(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
