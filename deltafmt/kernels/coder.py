@@ -9,8 +9,15 @@ import numpy.typing as npt
 from numba import njit
 
 from deltafmt.kernels.intrinsics import LANES, nonzero, trailing_zeros, width_of
-from deltafmt.kernels.positions import append_low
-from deltafmt.kernels.steps import sign_bit, to_key
+from deltafmt.kernels.positions import (
+    LOW_SLACK,
+    code_positions,
+    gap_room,
+    low_room,
+    new_state,
+    pack_counts,
+)
+from deltafmt.kernels.steps import between, sign_bit
 
 Bits = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -47,13 +54,10 @@ class PositionCoder:
 
     def __init__(self, starts: Ints, shift: int, *, listed: int, scratch: Scratch) -> None:
         self._starts, self._shift = starts, shift
-        # An entry of 255 goes on by 255 << shift elements, which bounds how many there can be.
-        self._gap = scratch.take("gap", listed + (int(starts[-1]) >> shift) // 255 + 2)
-        self._low = np.zeros((listed * shift + 7) // 8 + 3, np.uint8)
+        self._gap = scratch.take("gap", gap_room(starts, shift, listed))
+        self._low = np.zeros(low_room(shift, listed), np.uint8)
         self._counts = np.zeros((4, len(starts) - 1), np.uint32)
-        # Entries and elements so far, the block, and the position that was listed last in it.
-        self._state = np.array([0, 0, 0, starts[0] - 1], np.int64)
-        self._runs = np.empty((len(starts), 2), np.int64)
+        self._state, self._runs = new_state(starts)
 
     @property
     def listed(self) -> int:
@@ -62,17 +66,14 @@ class PositionCoder:
 
     def add(self, positions: Positions) -> Ints:
         """Code further positions; returns (block, how many of them) one behind another."""
-        count = _positions(
+        count = code_positions(
             positions, self._starts, self._shift, self._gap, self._low, self._counts, self._state, self._runs
         )
         return self._runs[:count]
 
     def columns(self) -> tuple[Bytes, Bytes, Bytes]:
         """Gaps, low bits and counts; valid until the scratch is used again."""
-        low = self._low[:-3] if self._shift else self._low[:0]
-        block = np.empty(4 * self._counts.size, np.uint8)
-        _pack_counts(self._counts, block)
-        return self._gap[: int(self._state[0])], low, block
+        return self._gap[: int(self._state[0])], self._low[:-LOW_SLACK], pack_counts(*self._counts)
 
 
 class StepCoder:
@@ -118,76 +119,6 @@ class StepCoder:
 
 
 @njit(nogil=True, cache=True)
-def _positions(
-    positions: Any, starts: Any, shift: int, gap: Any, low: Any, counts: Any, state: Any, runs: Any
-) -> int:
-    at, i = _U64(state[0]), _U64(state[1])
-    block, previous = state[2], state[3]
-    first = run = 0
-    while first < positions.size:
-        if positions[first] >= starts[block + 1]:
-            block = np.searchsorted(starts, positions[first], "right") - 1
-            previous = starts[block] - 1
-        here = positions[first : first + np.searchsorted(positions[first:], starts[block + 1])]
-        before = at
-        if shift == 0:
-            at = _gaps(here, previous, gap, at)
-        else:
-            at = _shifted_gaps(here, previous, shift, gap, at, low, i)
-        previous = np.int64(here[here.size - 1])
-        i += _U64(here.size)
-        counts[0, block] += at - before
-        counts[1, block] += here.size
-        runs[run, 0], runs[run, 1] = block, here.size
-        run += 1
-        first += here.size
-    state[0], state[1], state[2], state[3] = at, i, block, previous
-    return run
-
-
-@njit(nogil=True, cache=True)
-def _gaps(positions: Any, previous: int, gap: Any, at: Any) -> Any:
-    next_one = _U64(previous + 1)
-    for k in range(positions.size):
-        p = _U64(positions[k])
-        distance = p - next_one
-        next_one = p + _ONE
-        # One entry of 255 is written whether it counts or not: whether it does is hard to predict.
-        gap[at] = _ESCAPE
-        far = _U64(distance >= _ESCAPE)
-        at += far
-        distance -= far * _ESCAPE
-        while distance >= _ESCAPE:
-            gap[at] = _ESCAPE
-            at += _ONE
-            distance -= _ESCAPE
-        gap[at] = distance
-        at += _ONE
-    return at
-
-
-@njit(nogil=True, cache=True)
-def _shifted_gaps(positions: Any, previous: int, shift: int, gap: Any, at: Any, low: Any, i: Any) -> Any:
-    mask = (_ONE << _U64(shift)) - _ONE
-    next_one = _U64(previous + 1)
-    bit = i * _U64(shift)
-    for k in range(positions.size):
-        p = _U64(positions[k])
-        distance = p - next_one
-        next_one = p + _ONE
-        append_low(low, bit, distance & mask)
-        bit += _U64(shift)
-        distance >>= _U64(shift)
-        while distance >= _ESCAPE:
-            gap[at] = _ESCAPE
-            at += _ONE
-            distance -= _ESCAPE
-        gap[at] = distance
-        at += _ONE
-    return at
-
-
-@njit(nogil=True, cache=True)
 def _steps(
     old: Any, new: Any, order: int, step: Any, size: Any, runs: Any,
     kind: Any, magnitude: Any, escape: Any, counts: Any, state: Any,
@@ -201,21 +132,13 @@ def _steps(
         for low in range(first, stop, _BLOCK_VECTORS * LANES):
             high = min(stop, low + _BLOCK_VECTORS * LANES)
             part = step[: high - low]
-            _between(old[low:high], new[low:high], order, part)
+            between(old[low:high], new[low:high], order, part)
             _classify(part, kind[low:high], size[: high - low])
             m, e = _magnitudes(part, size[: high - low], masks, magnitude, m, escape, e)
         counts[2, block] += m - before_m
         counts[3, block] += e - before_e
         first = stop
     state[0], state[1] = m, e
-
-
-@njit(nogil=True, cache=True)
-def _between(old: Any, new: Any, order: int, step: Any) -> None:
-    sign = sign_bit(width_of(old))
-    mask = (sign - _ONE) | sign
-    for k in range(old.size):
-        step[k] = to_key(_U64(new[k]), sign, mask, order) - to_key(_U64(old[k]), sign, mask, order)
 
 
 @njit(nogil=True, cache=True)
@@ -257,17 +180,6 @@ def _magnitudes(step: Any, size: Any, masks: Any, magnitude: Any, m: Any, escape
                 escape[e] = step[i]
                 e += _ONE
     return m, e
-
-
-@njit(nogil=True, cache=True)
-def _pack_counts(counts: Any, block: Any) -> None:
-    """Four byte planes of each field, as `positions.pack_counts` has them."""
-    fields, blocks = counts.shape
-    for field in range(fields):
-        for j in range(4):
-            plane = block[(4 * field + j) * blocks : (4 * field + j + 1) * blocks]
-            for k in range(blocks):
-                plane[k] = counts[field, k] >> np.uint32(8 * j) & np.uint32(255)
 
 
 @njit(nogil=True, cache=True)

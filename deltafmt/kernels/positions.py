@@ -16,10 +16,11 @@ Bytes = npt.NDArray[np.uint8]
 Counts = npt.NDArray[np.uint32]
 
 _ESCAPE = 255
-_DENSE_MEAN = 128
-"""Below this mean distance no shift pays, and none is tried."""
 
 _U64, _ONE = np.uint64, np.uint64(1)
+_ESCAPE_U64 = np.uint64(_ESCAPE)
+LOW_SLACK = 3
+"""Bytes behind packed low bits, which no column has."""
 
 # What a decoder found, by status; the order is that of the checks.
 _REASONS = {
@@ -60,13 +61,30 @@ class CodedPositions:
 
 def encode_positions(positions: Positions, starts: npt.NDArray[np.int64], shift: int) -> CodedPositions:
     """Code ascending positions, block by block."""
-    entries = np.zeros(len(starts) - 1, np.uint32)
-    elements = np.zeros(len(starts) - 1, np.uint32)
+    listed, counts = len(positions), np.zeros((2, len(starts) - 1), np.uint32)
+    gap = np.empty(gap_room(starts, shift, listed), np.uint8)
+    low = np.zeros(low_room(shift, listed), np.uint8)
+    state, runs = new_state(starts)
+    code_positions(positions, starts, shift, gap, low, counts, state, runs)
+    return CodedPositions(
+        gap=gap[: int(state[0])], low=low[:-LOW_SLACK], entries=counts[0], elements=counts[1]
+    )
+
+
+def gap_room(starts: npt.NDArray[np.int64], shift: int, listed: int) -> int:
+    """Gap bytes that so many positions may take, and one that is written before it is known to count."""
     # An entry of 255 goes on by 255 << shift elements, which bounds how many there can be.
-    gap = np.empty(len(positions) + (int(starts[-1]) >> shift) // _ESCAPE + 1, np.uint8)
-    low = np.zeros((len(positions) * shift + 7) // 8 + 3, np.uint8)
-    gap = gap[: _encode(positions, starts, shift, gap, low, entries, elements)]
-    return CodedPositions(gap=gap, low=low[:-3], entries=entries, elements=elements)
+    return listed + (int(starts[-1]) >> shift) // _ESCAPE + 2
+
+
+def low_room(shift: int, listed: int) -> int:
+    """Bytes of packed low bits, and some behind them, since three are written at a time."""
+    return (listed * shift + 7) // 8 + LOW_SLACK
+
+
+def new_state(starts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """`state` and `runs` of `code_positions` before the first position."""
+    return np.array([0, 0, 0, starts[0] - 1], np.int64), np.empty((len(starts), 2), np.int64)
 
 
 def decode_positions(
@@ -98,8 +116,10 @@ def decode_positions(
 
 def pack_counts(*fields: Counts) -> Bytes:
     """The `block` column: per field four byte planes, each one byte per block."""
-    planes = np.stack(fields).astype("<u4", copy=False).view(np.uint8).reshape(len(fields), -1, 4)
-    return planes.transpose(0, 2, 1).reshape(-1)
+    column = np.empty(4 * len(fields) * len(fields[0]), np.uint8)
+    for number, field in enumerate(fields):
+        _pack(field, column[4 * number * len(field) : 4 * (number + 1) * len(field)])
+    return column
 
 
 def unpack_counts(column: Bytes, fields: int = 4) -> list[Counts]:
@@ -109,44 +129,91 @@ def unpack_counts(column: Bytes, fields: int = 4) -> list[Counts]:
 
 
 @njit(nogil=True, cache=True)
-def _encode(positions: Any, starts: Any, shift: int, gap: Any, low: Any, entries: Any, elements: Any) -> Any:
-    at, i = _U64(0), _U64(0)
-    total = _U64(positions.size)
-    for block in range(entries.size):
-        end = starts[block + 1]
-        previous = starts[block] - 1
-        first_entry, first = at, i
+def _pack(field: Any, planes: Any) -> None:
+    for j in range(4):
+        plane = planes[j * field.size : (j + 1) * field.size]
+        for k in range(field.size):
+            plane[k] = field[k] >> np.uint32(8 * j) & np.uint32(255)
+
+
+@njit(nogil=True, cache=True)
+def code_positions(
+    positions: Any, starts: Any, shift: int, gap: Any, low: Any, counts: Any, state: Any, runs: Any
+) -> int:
+    """Code further positions, for a `CodedPositions` in the making.
+
+    `state` holds entries and elements so far, the block, and the position that was listed last in it;
+    entries and elements are added to the first two rows of `counts`. Puts (block, how many of them) into
+    `runs`, one behind another, and returns how many such there are.
+    """
+    at, i = _U64(state[0]), _U64(state[1])
+    block, previous = state[2], state[3]
+    first = run = 0
+    while first < positions.size:
+        if positions[first] >= starts[block + 1]:
+            block = np.searchsorted(starts, positions[first], "right") - 1
+            previous = starts[block] - 1
+        here = positions[first : first + np.searchsorted(positions[first:], starts[block + 1])]
+        before = at
         if shift == 0:
-            while i < total and np.int64(positions[i]) < end:
-                v = np.int64(positions[i]) - previous - 1
-                previous += v + 1
-                while v >= _ESCAPE:
-                    gap[at] = _ESCAPE
-                    at += _ONE
-                    v -= _ESCAPE
-                gap[at] = v
-                at += _ONE
-                i += _ONE
+            at = _gaps(here, previous, gap, at)
         else:
-            while i < total and np.int64(positions[i]) < end:
-                distance = np.int64(positions[i]) - previous - 1
-                previous += distance + 1
-                v = distance >> shift
-                while v >= _ESCAPE:
-                    gap[at] = _ESCAPE
-                    at += _ONE
-                    v -= _ESCAPE
-                gap[at] = v
-                at += _ONE
-                append_low(low, i * _U64(shift), _U64(distance) & ((_ONE << _U64(shift)) - _ONE))
-                i += _ONE
-        entries[block] = at - first_entry
-        elements[block] = i - first
+            at = _shifted_gaps(here, previous, shift, gap, at, low, i)
+        previous = np.int64(here[here.size - 1])
+        i += _U64(here.size)
+        counts[0, block] += at - before
+        counts[1, block] += here.size
+        runs[run, 0], runs[run, 1] = block, here.size
+        run += 1
+        first += here.size
+    state[0], state[1], state[2], state[3] = at, i, block, previous
+    return run
+
+
+@njit(nogil=True, cache=True)
+def _gaps(positions: Any, previous: int, gap: Any, at: Any) -> Any:
+    next_one = _U64(previous + 1)
+    for k in range(positions.size):
+        p = _U64(positions[k])
+        distance = p - next_one
+        next_one = p + _ONE
+        # One entry of 255 is written whether it counts or not: whether it does is hard to predict.
+        gap[at] = _ESCAPE_U64
+        far = _U64(distance >= _ESCAPE_U64)
+        at += far
+        distance -= far * _ESCAPE_U64
+        at = _append_gap(distance, gap, at)
+    return at
+
+
+@njit(nogil=True, cache=True)
+def _shifted_gaps(positions: Any, previous: int, shift: int, gap: Any, at: Any, low: Any, i: Any) -> Any:
+    mask = (_ONE << _U64(shift)) - _ONE
+    next_one = _U64(previous + 1)
+    bit = i * _U64(shift)
+    for k in range(positions.size):
+        p = _U64(positions[k])
+        distance = p - next_one
+        next_one = p + _ONE
+        _append_low(low, bit, distance & mask)
+        bit += _U64(shift)
+        distance >>= _U64(shift)
+        at = _append_gap(distance, gap, at)
     return at
 
 
 @njit(nogil=True, cache=True, inline="always")
-def append_low(low: Any, bit: Any, value: Any) -> None:
+def _append_gap(distance: Any, gap: Any, at: Any) -> Any:
+    while distance >= _ESCAPE_U64:
+        gap[at] = _ESCAPE_U64
+        at += _ONE
+        distance -= _ESCAPE_U64
+    gap[at] = distance
+    return at + _ONE
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _append_low(low: Any, bit: Any, value: Any) -> None:
     """Put a value of at most 16 bits at a bit's place in zeroed bytes."""
     byte = bit >> _U64(3)
     value <<= bit & _U64(7)

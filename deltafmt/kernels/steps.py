@@ -56,7 +56,8 @@ def from_key(key: Any, sign: Any, mask: Any, order: int) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def _between(old: Any, new: Any, order: int, step: Any) -> None:
+def between(old: Any, new: Any, order: int, step: Any) -> None:
+    """Put the steps that lead from `old` to `new` into `step`."""
     sign = sign_bit(width_of(old))
     mask = (sign - _ONE) | sign
     for i in range(old.size):
@@ -76,7 +77,7 @@ def _add(old: Any, step: Any, order: int, new: Any) -> None:
 def step_between(old: Bits, new: Bits, order: int) -> Bits:
     """Steps that lead from `old` to `new`."""
     step = np.empty_like(old)
-    _between(old, new, order, step)
+    between(old, new, order, step)
     return step
 
 
