@@ -25,16 +25,15 @@ from deltafmt.schema import Schema
 from deltafmt.tensors import empty, numpy_bits
 from deltafmt.write.batches import batches
 from deltafmt.write.cut import Bits, Cut
-from deltafmt.write.dense import encode_given_dense
+from deltafmt.write.dense import encode_dense, or_dense
 from deltafmt.write.detect import add_piece
 from deltafmt.write.encode import encode_given_steps
 from deltafmt.write.pack import DomainResult, in_order
+from deltafmt.write.source import GivenSource
 from deltafmt.write.way import WayPlan, tensor_sums
 
 BATCH_BYTES = 32 << 20
 """Elements of each of the two versions that are in memory together, unless a single domain takes more."""
-_DENSE_SHARE = 0.25
-"""A chunk of steps larger than this share of all bits is compared with a dense one."""
 
 Progress = Callable[[int, int], None]
 
@@ -153,8 +152,7 @@ class _Comparison:
     def _digests(self, bits: Bits, domain: int) -> dict[int, Digest]:
         """Digest of each tensor's part."""
         found: dict[int, Digest] = {}
-        for piece in self.cut.pieces(domain):
-            part = bits[piece.position : piece.position + piece.volume]
+        for piece, part in GivenSource(self.cut, {domain: bits}).pieces(domain):
             add_piece(self.cut, piece, part, found.setdefault(piece.tensor, zero()))
         return found
 
@@ -162,7 +160,7 @@ class _Comparison:
         """The smaller chunk of what differs, and how many elements do; those without a base count, too."""
         if not hasattr(self.scratch, "diff"):
             self.scratch.diff = DiffScratch()
-        cut = self.cut
+        cut, source = self.cut, GivenSource(self.cut, {domain: new})
         positions, steps, changed = [], [], 0
         for piece in cut.pieces(domain):
             here = slice(piece.position, piece.position + piece.volume)
@@ -176,12 +174,9 @@ class _Comparison:
         if whole and not changed:
             return None, 0
         if not whole:
-            return encode_given_dense(cut, domain, new), changed
+            return encode_dense(cut, source, domain), changed
         step = encode_given_steps(cut, domain, np.concatenate(positions), np.concatenate(steps))
-        if step.nbytes <= _DENSE_SHARE * new.nbytes:
-            return step, changed
-        dense = encode_given_dense(cut, domain, new)
-        return (dense if dense.nbytes < step.nbytes else step), changed
+        return or_dense(cut, source, step), changed
 
 
 def _sum(digests: dict[int, Digest]) -> Digest:

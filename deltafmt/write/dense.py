@@ -8,8 +8,8 @@ import numpy as np
 
 from deltafmt.format.chunk import ChunkHead, ChunkPacker, PackedChunk
 from deltafmt.format.constants import DENSE, PLANE
-from deltafmt.kernels.steps import plane_of, to_planes
-from deltafmt.write.cut import Bits, Cut
+from deltafmt.kernels.steps import plane_of
+from deltafmt.write.cut import Cut
 from deltafmt.write.source import Source
 
 _DENSE_SHARE = 0.25
@@ -33,14 +33,6 @@ def encode_dense(cut: Cut, source: Source, domain: int, *, below: int | None = N
         if below is not None and packer.nbytes >= below:
             return None
     return packer.packed(head)
-
-
-def encode_given_dense(cut: Cut, domain: int, bits: Bits) -> PackedChunk:
-    """All elements of a domain, at hand in order of position."""
-    packer = ChunkPacker()
-    for j, plane in enumerate(to_planes(bits)):
-        packer.add(PLANE + j, plane)
-    return packer.packed(_head(cut, domain))
 
 
 def _head(cut: Cut, domain: int) -> ChunkHead:

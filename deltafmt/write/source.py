@@ -19,6 +19,19 @@ class Source(Protocol):
         """The domain's pieces with their bits: views of live memory, or scratch to be used at once."""
 
 
+class GivenSource:
+    """Domains whose elements are at hand, by domain, in order of position."""
+
+    def __init__(self, cut: Cut, bits: Mapping[int, Bits]) -> None:
+        self._cut, self._bits = cut, bits
+
+    def pieces(self, domain: int) -> Iterator[tuple[Piece, Bits]]:
+        """The domain's pieces with their bits: views of what was given."""
+        bits = self._bits[domain]
+        for piece in self._cut.pieces(domain):
+            yield piece, bits[piece.position : piece.position + piece.volume]
+
+
 class LiveSource:
     """The whole tensors of one publish call, by owners' names; they must not change until the call returns.
 

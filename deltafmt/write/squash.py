@@ -22,10 +22,11 @@ from deltafmt.read.plan import LinkPlan, plan_rows
 from deltafmt.write.batches import batches
 from deltafmt.write.compare import compared_results
 from deltafmt.write.cut import Cut
-from deltafmt.write.dense import encode_given_dense
+from deltafmt.write.dense import encode_dense
 from deltafmt.write.encode import encode_given_steps, encode_set
 from deltafmt.write.further import add_way, existing_way, further_plan
 from deltafmt.write.pack import DomainResult, in_order
+from deltafmt.write.source import GivenSource
 from deltafmt.write.way import WayPlan, tensor_sums
 
 BATCH_BYTES = 32 << 20
@@ -138,11 +139,11 @@ def _encoded(cut: Cut, domain: int, folded: Folded) -> tuple[tuple[PackedChunk, 
     chunks: list[PackedChunk] = []
     changed: int | None = 0
     if folded.dense is not None:
-        return (encode_given_dense(cut, domain, folded.dense),), None
+        return (encode_dense(cut, GivenSource(cut, {domain: folded.dense}), domain),), None
     if folded.set is not None and len(folded.set[0]):
         positions, bits = folded.set
         if len(positions) == cut.tiling.volume[domain]:
-            return (encode_given_dense(cut, domain, bits),), None
+            return (encode_dense(cut, GivenSource(cut, {domain: bits}), domain),), None
         chunks.append(encode_set(cut, domain, positions, bits))
         changed = None
     if folded.step is not None and len(folded.step[0]):
