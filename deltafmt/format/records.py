@@ -59,6 +59,18 @@ class Table:
         return type(self)(**{name: columns.get(name, getattr(self, name)) for name, _ in self.column_types()})
 
 
+class DigestColumns(Table):
+    """Base of the tables that have digests."""
+
+    __slots__ = ()
+
+    @property
+    def lanes(self) -> npt.NDArray[np.uint64]:
+        """The digests, shape (rows, 2)."""
+        found: Any = self
+        return np.stack((found.digest0, found.digest1), axis=1).astype(np.uint64, copy=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorTable(Table):
     """Tensors of a schema, in order."""
@@ -120,7 +132,7 @@ class ColumnTable(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DomainTable(Table):
+class DomainTable(DigestColumns):
     """Content digests of domains, ascending by domain."""
 
     domain: Array = _column("<u4", "domain of the tiling")
@@ -132,7 +144,7 @@ class DomainTable(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DigestTable(Table):
+class DigestTable(DigestColumns):
     """Content digests of all tensors, in the schema's order; an alias has its owner's."""
 
     digest0: Array = _column("<u8", "first lane: sum over the tensor's domains")
@@ -140,7 +152,7 @@ class DigestTable(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MovedTable(Table):
+class MovedTable(DigestColumns):
     """Changes of digests of tensors, ascending by tensor."""
 
     tensor: Array = _column("<u4", "row of the tensor in the schema")
@@ -149,7 +161,7 @@ class MovedTable(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaTable(Table):
+class ReplicaTable(DigestColumns):
     """Digests of domains that several ranks hold, ascending by domain."""
 
     domain: Array = _column("<u4", "domain of the tiling")

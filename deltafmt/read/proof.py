@@ -48,7 +48,7 @@ def prove(replica: Replica, stored: Stored) -> Proof:
     volumes = view.schema.volumes
     whole = (held == volumes) & (volumes > 0)
     sums, partial = _scan(view, whole, replica.options.threads, np.flatnonzero(view.table.touched))
-    expected = np.stack((manifest.tensors.digest0, manifest.tensors.digest1), axis=1)
+    expected = manifest.tensors.lanes
     wrong = whole & (sums != expected).any(axis=1)
     if wrong.any():
         raise _differs(manifest, repr(view.schema.names[int(wrong.argmax())]))
@@ -120,8 +120,8 @@ def domain_digests(history: History, stored: Stored, domains: set[int]) -> dict[
 def _collect(table: DomainTable, domains: set[int], known: dict[int, Digest]) -> None:
     """Take those of `domains` that are not known yet from a manifest's table."""
     wanted = np.array(sorted(domains - known.keys()), np.int64)
-    for row in np.flatnonzero(np.isin(table.domain, wanted)).tolist():
-        known[int(table.domain[row])] = np.array([table.digest0[row], table.digest1[row]], np.uint64)
+    rows = np.flatnonzero(np.isin(table.domain, wanted))
+    known.update(zip(table.domain[rows].tolist(), table.lanes[rows], strict=True))
 
 
 def held_elements(view: View) -> npt.NDArray[np.int64]:

@@ -34,8 +34,7 @@ def check_reached(view: View, path: Sequence[Stored], *, threads: int) -> None:
 
 def check_sums(schema: Schema, sums: Sums, way: Stored, chosen: npt.NDArray[np.bool_]) -> None:
     """Raise `FormatError` (`content-mismatch`) for the first chosen tensor with another sum than the way states."""
-    stated = way.manifest.tensors
-    differ = chosen & ((sums[:, 0] != stated.digest0) | (sums[:, 1] != stated.digest1))
+    differ = chosen & (sums != way.manifest.tensors.lanes).any(axis=1)
     if differ.any():
         raise FormatError(
             "tensor does not have the digest recorded",
@@ -57,9 +56,7 @@ def _sums_of_domains(view: View, path: Sequence[Stored]) -> tuple[npt.NDArray[np
     for way in path:
         manifest = way.manifest
         if (manifest.schema, manifest.tiling) == (path[-1].manifest.schema, path[-1].manifest.tiling):
-            digests[manifest.domains.domain] = np.stack(
-                (manifest.domains.digest0, manifest.domains.digest1), axis=1
-            )
+            digests[manifest.domains.domain] = manifest.domains.lanes
             known[manifest.domains.domain] = True
     apart = np.ones(count, bool)
     boxes = tiling.box_tensor

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from deltafmt.addresses import contiguous_strides
-from deltafmt.errors import ChecksumError, SchemaError
+from deltafmt.errors import ChecksumError
 from deltafmt.format.chunk import PackedChunk
 from deltafmt.kernels.diff import DiffScratch, diff
 from deltafmt.kernels.digest import Digest, zero
@@ -30,7 +30,8 @@ from deltafmt.write.detect import add_piece
 from deltafmt.write.encode import encode_given_steps
 from deltafmt.write.pack import DomainResult, in_order
 from deltafmt.write.source import GivenSource
-from deltafmt.write.way import WayPlan, tensor_sums
+from deltafmt.write.state import check_dtypes
+from deltafmt.write.way import WayPlan
 
 BATCH_BYTES = 32 << 20
 """Elements of each of the two versions that are in memory together, unless a single domain takes more."""
@@ -62,15 +63,11 @@ def compared_results(
 
 def _kept(before: Schema, after: Schema) -> list[bool]:
     """Which tensors of the later schema start from their old elements."""
-    for spec in after:
-        if spec.name in before and before[spec.name].dtype != spec.dtype:
-            raise SchemaError(
-                "a delta cannot change a dtype, and the versions between change one; use an anchor",
-                kind="dtype-mismatch",
-                where=repr(spec.name),
-                expected=before[spec.name].dtype,
-                found=spec.dtype,
-            )
+    check_dtypes(
+        before,
+        after,
+        message="a delta cannot change a dtype, and the versions between change one; use an anchor",
+    )
     return [spec.alias_of is None and goes_on(before, spec) for spec in after]
 
 
@@ -189,7 +186,7 @@ def _sum(digests: dict[int, Digest]) -> Digest:
 def _check_base(
     sums: npt.NDArray[np.uint64], kept: list[bool], after: Schema, before: Schema, base: Stored
 ) -> None:
-    expected = tensor_sums(base.manifest)
+    expected = base.manifest.tensors.lanes
     for row, spec in enumerate(after):
         if kept[row] and (sums[row] != expected[before.index(spec.name)]).any():
             raise ChecksumError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 
 from deltafmt.errors import BaseMismatchError, IncompleteError
@@ -17,8 +16,7 @@ from deltafmt.write.part import live_digests, take_part
 from deltafmt.write.ranks import Agreed, Follower
 from deltafmt.write.receipts import moved_table, replica_table, sum_moved
 from deltafmt.write.source import Source
-from deltafmt.write.state import Base
-from deltafmt.write.way import tensor_sums
+from deltafmt.write.state import Base, check_sums, summed
 
 Copies = dict[str, torch.Tensor]
 
@@ -56,10 +54,7 @@ def agree_on_proof(team: Leader | Follower, agreed: Agreed, receipt: Receipt, st
 def _receipt(
     agreed: Agreed, rank: int, found: list[dict[int, Digest]], shared: Mapping[int, Digest]
 ) -> Receipt:
-    sums = np.zeros((len(agreed.cut.schema), 2), np.uint64)
-    for gained in found:
-        for row, digest in gained.items():
-            sums[row] += digest
+    sums = summed(found, len(agreed.cut.schema))
     return agreed.receipt(
         writer=rank,
         size=0,
@@ -80,14 +75,9 @@ def _check(team: Leader, agreed: Agreed, receipt: Receipt, stored: Stored) -> No
             "ranks hold something else than before; resume again", kind="rank-disagrees", where="ranks"
         )
     schema = agreed.cut.schema
-    rows = list(schema.owners)
-    differ = (sum_moved(receipts, len(schema)) != tensor_sums(stored.manifest)).any(axis=1)[rows]
-    if differ.any():
-        error = BaseMismatchError(
-            "the tensors are not those of the version",
-            kind="content-mismatch",
-            where=f"version {stored.manifest.version}, {schema.names[rows[int(differ.argmax())]]!r}",
-        )
+    try:
+        check_sums(schema, sum_moved(receipts, len(schema)), stored.manifest)
+    except BaseMismatchError as error:
         team.fail(agreed, error)
-        raise error
+        raise
     team.end(agreed, DONE)

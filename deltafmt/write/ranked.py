@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from deltafmt.errors import (
     BaseMismatchError,
-    CommitConflictError,
     IncompleteError,
     NotFoundError,
     StoreError,
@@ -47,7 +47,7 @@ from deltafmt.write.prove import agree_on_proof, own_proof
 from deltafmt.write.ranks import Agreed, Follower, Want
 from deltafmt.write.root import ensure_root
 from deltafmt.write.source import Source
-from deltafmt.write.state import Base, base_sums, check_dtypes, follow, merged_digests
+from deltafmt.write.state import Base, base_sums, check_dtypes, follow, merged_digests, newest_to_resume
 from deltafmt.write.way import WayPlan, anchor_results, assemble, delta_results, write_shard
 
 _LOG = logging.getLogger("deltafmt")
@@ -185,15 +185,7 @@ class Ranked:
         """Go on from the newest version; with tensors, all ranks prove together that theirs are it."""
         self._unsettled = None
         self._team.forget()
-        newest = self._history.latest()
-        if newest is None:
-            raise NotFoundError(
-                "nothing to resume: publish_anchor begins", kind="version-missing", where=self._store.url
-            )
-        if version is not None and version != newest:
-            raise CommitConflictError(
-                "only the newest version can be resumed", kind="version-taken", expected=newest, found=version
-            )
+        newest = newest_to_resume(self._history, version)
         self._base = None
         self._from = self._history.first_way(newest)
         self._next = newest + 1
@@ -313,13 +305,16 @@ class Ranked:
         files: dict[str, tuple[bytes, int]],
     ) -> WayPlan:
         call, cut = agreed.call, agreed.cut
+        sums = np.zeros((len(cut.schema), 2), np.uint64)
+        if base is not None:
+            sums = base_sums(self._history.schema(base.manifest.schema), base.manifest, cut.schema)
         return WayPlan(
             cut=cut,
             lineage=call.lineage,
             version=call.version,
             base=base,
             target=None,
-            tensors=base_sums(self._history, base, cut),
+            tensors=sums,
             meta=labels,
             files=files,
             data=call.data,

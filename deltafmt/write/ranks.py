@@ -35,7 +35,6 @@ from deltafmt.write.failure import error_of, failure_of
 from deltafmt.write.ownership import Holding
 
 Ints = npt.NDArray[np.int64]
-_UNKNOWN_HOLDING = bytes(HOLDING_BYTES)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,7 @@ def sum_moved(receipts: Sequence[Receipt], tensors: int) -> npt.NDArray[np.uint6
     total = np.zeros((tensors, 2), np.uint64)
     for receipt in receipts:
         moved = receipt.moved
-        total[moved.tensor] += np.stack((moved.digest0, moved.digest1), axis=1)
+        total[moved.tensor] += moved.lanes
     return total
 
 

@@ -27,7 +27,7 @@ from deltafmt.write.encode import encode_given_steps, encode_set
 from deltafmt.write.further import add_way, existing_way, further_plan
 from deltafmt.write.pack import DomainResult, in_order
 from deltafmt.write.source import GivenSource
-from deltafmt.write.way import WayPlan, tensor_sums
+from deltafmt.write.way import WayPlan
 
 BATCH_BYTES = 32 << 20
 """Stored chunks that are in memory together, unless those of a single domain take more."""
@@ -79,7 +79,7 @@ def add_squash_way(
     plan = further_plan(history, version, base, tiling=tiling, sign_with=sign_with)
     assert plan.target is not None
     # Nothing but the chain is known of the content, and the chain leads to the version's.
-    plan = replace(plan, tensors=tensor_sums(plan.target.manifest))
+    plan = replace(plan, tensors=plan.target.manifest.tensors.lanes)
     return add_way(history, plan, composed_results(history, plan, path, workers, progress))
 
 

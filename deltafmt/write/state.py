@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from deltafmt.errors import BaseMismatchError, SchemaError
+from deltafmt.errors import BaseMismatchError, CommitConflictError, NotFoundError, SchemaError
 from deltafmt.format.chunk import ColumnHead, PackedChunk
 from deltafmt.format.records import Manifest
 from deltafmt.kernels.digest import Digest
@@ -25,7 +25,6 @@ from deltafmt.write.detect import SnapshotDetector, copy_live, put_changes
 from deltafmt.write.pack import Kept, WayParts, in_order
 from deltafmt.write.part import own_layout
 from deltafmt.write.source import LiveSource
-from deltafmt.write.way import tensor_sums
 
 
 @dataclass(kw_only=True)
@@ -61,19 +60,44 @@ def fill_from_live(
     copies = _reusable(cut, detector)
     detector.tensors = {}
     source = LiveSource(cut, tensors)
-    sums = np.zeros((len(cut.schema), 2), np.uint64)
-    for found in in_order(lambda domain: copy_live(cut, source, copies, domain), range(len(cut)), threads):
-        for row, digest in found.items():
+    found = in_order(lambda domain: copy_live(cut, source, copies, domain), range(len(cut)), threads)
+    check_sums(cut.schema, summed(found, len(cut.schema)), manifest)
+    detector.tensors = copies
+
+
+def summed(parts: Iterable[Mapping[int, Digest]], tensors: int) -> npt.NDArray[np.uint64]:
+    """Sums of digests per tensor, shape (tensors, 2), over parts that give them by row of the tensor."""
+    sums = np.zeros((tensors, 2), np.uint64)
+    for part in parts:
+        for row, digest in part.items():
             sums[row] += digest
-    rows = list(cut.schema.owners)
-    differ = (sums != tensor_sums(manifest)).any(axis=1)[rows]
+    return sums
+
+
+def check_sums(schema: Schema, sums: npt.NDArray[np.uint64], manifest: Manifest) -> None:
+    """Raise `BaseMismatchError` (`content-mismatch`) unless tensors have the version's digests."""
+    rows = list(schema.owners)
+    differ = (sums != manifest.tensors.lanes).any(axis=1)[rows]
     if differ.any():
         raise BaseMismatchError(
             "the tensors are not those of the version",
             kind="content-mismatch",
-            where=f"version {manifest.version}, {cut.schema.tensors[rows[int(differ.argmax())]].name!r}",
+            where=f"version {manifest.version}, {schema.names[rows[int(differ.argmax())]]!r}",
         )
-    detector.tensors = copies
+
+
+def newest_to_resume(history: History, version: int | None) -> int:
+    """The newest version; `CommitConflictError` if another one is asked for, `NotFoundError` before the first."""
+    newest = history.latest()
+    if newest is None:
+        raise NotFoundError(
+            "nothing to resume: publish_anchor begins", kind="version-missing", where=history.store.url
+        )
+    if version is not None and version != newest:
+        raise CommitConflictError(
+            "only the newest version can be resumed", kind="version-taken", expected=newest, found=version
+        )
+    return newest
 
 
 def follow(
@@ -102,31 +126,33 @@ def merged_digests(base: Base | None, cut: Cut, manifest: Manifest) -> dict[int,
     """Digests of the domains after a version, as far as they are known."""
     same = base is not None and base.cut.tiling_digest == cut.tiling_digest
     digests = dict(base.digests) if base is not None and same else {}
-    table = manifest.domains
-    lanes = np.stack((table.digest0, table.digest1), axis=1).astype(np.uint64)
-    digests.update(zip(table.domain.tolist(), lanes, strict=True))
+    digests.update(zip(manifest.domains.domain.tolist(), manifest.domains.lanes, strict=True))
     return digests
 
 
-def base_sums(history: History, base: Stored | None, cut: Cut) -> npt.NDArray[np.uint64]:
-    """Digests of the base per tensor of the cut's schema, shape (tensors, 2); zero for what is new."""
-    sums = np.zeros((len(cut.schema), 2), np.uint64)
-    if base is None:
-        return sums
-    schema, old = history.schema(base.manifest.schema), tensor_sums(base.manifest)
-    for row in cut.schema.owners:
-        spec = cut.schema.tensors[row]
-        if goes_on(schema, spec):
-            sums[row] = old[schema.index(spec.name)]
+def base_sums(before: Schema, base: Manifest, after: Schema) -> npt.NDArray[np.uint64]:
+    """Digests of the base per tensor of the schema `after`, shape (tensors, 2); zero for what is new.
+
+    What an alias has does not matter: it gets its owner's in the end.
+    """
+    if before is after:
+        return base.tensors.lanes
+    sums, old = np.zeros((len(after), 2), np.uint64), base.tensors.lanes
+    for row in after.owners:
+        spec = after.tensors[row]
+        if goes_on(before, spec):
+            sums[row] = old[before.index(spec.name)]
     return sums
 
 
-def check_dtypes(old: Schema, new: Schema) -> None:
-    """Raise `SchemaError` for a tensor that changed its dtype."""
+def check_dtypes(
+    old: Schema, new: Schema, *, message: str = "a delta cannot change a dtype; publish_anchor can"
+) -> None:
+    """Raise `SchemaError` (`dtype-mismatch`) for a tensor that changed its dtype."""
     for spec in new:
         if spec.name in old and old[spec.name].dtype != spec.dtype:
             raise SchemaError(
-                "a delta cannot change a dtype; publish_anchor can",
+                message,
                 kind="dtype-mismatch",
                 where=repr(spec.name),
                 expected=old[spec.name].dtype,

@@ -186,11 +186,6 @@ def assemble(plan: WayPlan, receipts: Sequence[Receipt]) -> Manifest:
     )
 
 
-def tensor_sums(manifest: Manifest) -> npt.NDArray[np.uint64]:
-    """The manifest's digests per tensor, shape (tensors, 2)."""
-    return np.stack((manifest.tensors.digest0, manifest.tensors.digest1), axis=1).astype(np.uint64)
-
-
 def _with_aliases(cut: Cut, sums: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     for row, spec in enumerate(cut.schema):
         if spec.alias_of is not None:

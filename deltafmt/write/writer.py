@@ -14,7 +14,6 @@ import torch
 
 from deltafmt.errors import (
     BaseMismatchError,
-    CommitConflictError,
     NotFoundError,
     SchemaError,
     StoreError,
@@ -54,14 +53,16 @@ from deltafmt.write.root import ensure_root
 from deltafmt.write.source import LiveSource, check_tensors
 from deltafmt.write.state import (
     Base,
+    base_sums,
     check_dtypes,
     fill_from_lineage,
     fill_from_live,
     follow,
     merged_digests,
+    newest_to_resume,
 )
 from deltafmt.write.team import make_team
-from deltafmt.write.way import WayPlan, anchor_results, build_way, delta_results, tensor_sums
+from deltafmt.write.way import WayPlan, anchor_results, build_way, delta_results
 
 _LOG = logging.getLogger("deltafmt")
 
@@ -244,18 +245,7 @@ class Writer:
                 return self._ranked.resume(version, named_tensors)
             # However a commit ended whose outcome is open: the newest version tells.
             self._unsettled = None
-            newest = self._history.latest()
-            if newest is None:
-                raise NotFoundError(
-                    "nothing to resume: publish_anchor begins", kind="version-missing", where=self._store.url
-                )
-            if version is not None and version != newest:
-                raise CommitConflictError(
-                    "only the newest version can be resumed",
-                    kind="version-taken",
-                    expected=newest,
-                    found=version,
-                )
+            newest = newest_to_resume(self._history, version)
             self._resume(newest, named_tensors)
             self._next = newest + 1
             return newest
@@ -302,12 +292,6 @@ class Writer:
         if not same:
             put_cut(self._store, cut)
         baseline = self._detector.flats(cut)
-        kept = [flat is not None for flat in baseline]
-        old = tensor_sums(base.stored.manifest)
-        sums = np.zeros((len(cut.schema), 2), np.uint64)
-        for row, spec in enumerate(cut.schema):
-            if kept[row]:
-                sums[row] = old[base.cut.schema.index(spec.name)]
         manifest = base.stored.manifest
         plan = WayPlan(
             cut=cut,
@@ -315,7 +299,7 @@ class Writer:
             version=self._next,
             base=base.stored,
             target=None,
-            tensors=sums,
+            tensors=base_sums(base.cut.schema, manifest, cut.schema),
             meta=labels,
             files=manifest.files if files is None else put_files(self._store, files),
             sign_with=self._options.sign_with,
