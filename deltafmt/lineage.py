@@ -79,11 +79,22 @@ def open(  # noqa: A001 (the word everybody expects)
     With keys to `trust`, only manifests signed with one of them are taken. Ways that are added are signed
     with `sign_with`.
     """
-    if sign_with is not None:
-        check_signer(sign_with)
-    lineage = Lineage(History(open_store(url, storage_options), trust=trust), sign_with=sign_with)
+    lineage = unopened(url, storage_options=storage_options, trust=trust, sign_with=sign_with)
     lineage.history.descriptor  # noqa: B018 (fails here rather than at the first use)
     return lineage
+
+
+def unopened(
+    url: Url,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    trust: Sequence[Verifier] = (),
+    sign_with: Signer | None = None,
+) -> Lineage:
+    """A handle on whatever is at a root, a lineage whose descriptor is damaged or lost among it; see `open`."""
+    if sign_with is not None:
+        check_signer(sign_with)
+    return Lineage(History(open_store(url, storage_options), trust=trust), sign_with=sign_with)
 
 
 class Lineage:

@@ -122,12 +122,12 @@ def storage_options(options: argparse.Namespace) -> dict[str, Any] | None:
     return pairs(options.storage_option, "--storage-option") or None
 
 
-def open_lineage(options: argparse.Namespace) -> Lineage:
-    """The lineage that the command line names."""
-    import deltafmt
+def open_lineage(options: argparse.Namespace, *, damaged: bool = False) -> Lineage:
+    """The lineage that the command line names; `damaged` takes one without a descriptor that can be read."""
+    from deltafmt import lineage
 
     path = getattr(options, "sign_with", None)
-    return deltafmt.open(
+    return (lineage.unopened if damaged else lineage.open)(
         options.url,
         storage_options=storage_options(options),
         trust=trusted_keys(options),

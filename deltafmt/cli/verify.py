@@ -10,9 +10,8 @@ from deltafmt.cli.arguments import (
     Verbs,
     add_url,
     add_verb,
+    open_lineage,
     resolve_version,
-    storage_options,
-    trusted_keys,
     version_argument,
 )
 from deltafmt.cli.failures import DAMAGE, FINE
@@ -36,13 +35,8 @@ def add(verbs: Verbs, common: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    from deltafmt.lineage import Lineage
-    from deltafmt.read.history import History
-    from deltafmt.store import open_store
-
-    # Not opened as other verbs do: a descriptor that is damaged is a finding like any other.
-    store = open_store(options.url, storage_options(options))
-    lineage = Lineage(History(store, trust=trusted_keys(options)))
+    # A descriptor that is damaged is a finding like any other.
+    lineage = open_lineage(options, damaged=True)
     version = None if options.version is None else resolve_version(lineage, options.version)
     with out.bytes_progress("verifying") as progress:
         report = lineage.verify(version, deep=not options.shallow, progress=progress)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol, Self
@@ -11,6 +10,7 @@ from typing import Protocol, Self
 from deltafmt.errors import DeltafmtError
 from deltafmt.read.prepared import Prepared
 from deltafmt.read.replica import StagedLink
+from deltafmt.store.base import varied
 
 _LONGEST_PAUSE_SECONDS = 60.0
 _LOG = logging.getLogger("deltafmt")
@@ -35,17 +35,13 @@ class Pace:
     def succeeded(self) -> float:
         """Seconds to wait after a look that went well."""
         self._failures = 0
-        return self._varied(self._poll_seconds)
+        return varied(self._poll_seconds)
 
     def failed(self) -> float:
         """Seconds to wait after a look that failed."""
         # Beyond some doublings only the longest pause counts, and 2.0 ** n must stay a number.
         self._failures = min(self._failures + 1, 32)
-        return self._varied(min(self._longest, self._poll_seconds * 2.0**self._failures))
-
-    @staticmethod
-    def _varied(seconds: float) -> float:
-        return seconds * random.uniform(0.5, 1.5)
+        return varied(min(self._longest, self._poll_seconds * 2.0**self._failures))
 
 
 class Source(Protocol):

@@ -292,7 +292,7 @@ class Store(abc.ABC):
         They double, and they vary, so that those who failed together do not come back together.
         """
         seconds: float = min(self.pause_seconds * 2 ** (attempt - 1), _LONGEST_PAUSE)
-        return seconds * random.uniform(0.5, 1.5)
+        return varied(seconds)
 
     def _again(self, request: Callable[[], _Result], passing: frozenset[str] = PASSING) -> _Result:
         """Run a request that may be repeated after errors of these kinds, as long as tries and time last."""
@@ -307,6 +307,11 @@ class Store(abc.ABC):
                     raise
             time.sleep(pause)
         raise AssertionError
+
+
+def varied(seconds: float) -> float:
+    """A pause that is up to half as long again, or as short, so that many who wait do not move in step."""
+    return seconds * random.uniform(0.5, 1.5)
 
 
 def _views(fetch: Fetch, requests: Sequence[Range], data: memoryview) -> Iterator[memoryview]:

@@ -217,6 +217,16 @@ def lost_reply(error: BaseException) -> Effect:
     return effect
 
 
+def duplicated() -> Effect:
+    """The call is carried out twice, and the caller sees how the second one ended."""
+
+    def effect(_call: Call, action: Callable[[], object]) -> object:
+        action()
+        return action()
+
+    return effect
+
+
 def delayed(seconds: float) -> Effect:
     """The call takes longer."""
 

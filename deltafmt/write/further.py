@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from deltafmt.errors import ChecksumError, CommitConflictError, NotFoundError
+from deltafmt.errors import ChecksumError, CommitConflictError, NotFoundError, StoreError
 from deltafmt.format import keys
 from deltafmt.format.records import Manifest
 from deltafmt.format.signing import Signer
 from deltafmt.format.validate import check_manifest
 from deltafmt.read.history import History, Stored
 from deltafmt.store import Store
-from deltafmt.write.commit import Outcome, commit, drop, sealed
+from deltafmt.write.commit import Outcome, check_shards, commit, drop, sealed
 from deltafmt.write.cut import Cut
 from deltafmt.write.pack import DomainResult
 from deltafmt.write.way import WayPlan, build_way
@@ -93,17 +93,15 @@ def _check_content(manifest: Manifest, target: Manifest, plan: WayPlan) -> None:
 
 def _recheck(store: Store, stored: Stored) -> None:
     """Withdraw a way whose shards were collected while no manifest named them."""
-    manifest = stored.manifest
-    for key, size in zip(manifest.shard_keys, manifest.shards.size.tolist(), strict=True):
-        try:
-            whole = store.size(key) == size
-        except NotFoundError:
-            whole = False
-        if not whole:
-            store.delete([stored.key])
-            drop(store, manifest.shard_keys)
-            raise CommitConflictError(
-                "retention removed the shards of a way before it existed; add it again",
-                kind="way-withdrawn",
-                where=key,
-            )
+    try:
+        check_shards(store, stored.manifest)
+    except (NotFoundError, StoreError) as error:
+        if isinstance(error, StoreError) and error.kind != "short-write":
+            raise
+        store.delete([stored.key])
+        drop(store, stored.manifest.shard_keys)
+        raise CommitConflictError(
+            "retention removed the shards of a way before it existed; add it again",
+            kind="way-withdrawn",
+            where=error.where,
+        ) from error

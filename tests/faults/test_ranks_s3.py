@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-import pytest
-
 import deltafmt
 from deltafmt.errors import CommitConflictError
 from deltafmt.schema import Schema
 from deltafmt.testing.servers import SeaweedServer
 from tests.ranks import anchor, changed, model, publish, tensor_parallel, together, writers
-
-pytest.importorskip("s3fs")
 
 
 def test_versions_by_four_ranks_and_a_race_of_two_jobs(seaweed: SeaweedServer) -> None:

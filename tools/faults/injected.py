@@ -25,6 +25,7 @@ from deltafmt.testing.faulty import (
     crashing,
     crashing_after,
     delayed,
+    duplicated,
     failing,
     flipped,
     long,
@@ -34,20 +35,11 @@ from deltafmt.testing.faulty import (
     short,
     unreachable,
 )
-from tools.faults.world import OPTIONS, Tally, Tensors, World, close, door, moved, same
+from deltafmt.testing.strategies import same
+from tools.faults.world import OPTIONS, Tally, Tensors, World, close, door, moved
 
 _READS = ("read_range", "read_all")
 _FOREVER = 1_000_000
-
-
-def duplicated() -> Effect:
-    """The request is carried out twice, and the second answer is the one that is seen."""
-
-    def effect(_call: Call, action: Callable[[], object]) -> object:
-        action()
-        return action()
-
-    return effect
 
 
 def _disk_full() -> Effect:
@@ -114,19 +106,29 @@ def campaign(tally: Tally, *, seed: int, only: set[str] | None = None, every: in
                     if next(turn) % every:
                         continue
                     note = f"{operation.name}, {verb} (call {number}), {name}, x{times}"
-                    _one(world.copy(), operation, _at(number, make, times), tally, note)
+                    _one(
+                        world.copy(),
+                        operation,
+                        _at(number, make() if name not in _ON_READS else _on_reads(make()), times),
+                        tally,
+                        note,
+                    )
                     yield tally
 
 
-def _at(number: int, make: Callable[[], Effect], times: int) -> Callable[[FaultyStore], None]:
-    """Arms a store. Threads may change the order of calls: an effect that does not fit is a lost connection."""
-    effect, other = make(), unreachable()
+def _at(number: int, effect: Effect, times: int) -> Callable[[FaultyStore], None]:
+    """Arms a store."""
+    return lambda store: store.inject(effect, first=number, times=times)
+
+
+def _on_reads(effect: Effect) -> Effect:
+    """The effect, or a lost connection where threads have changed the order of calls and it does not fit."""
+    other = unreachable()
 
     def fitting(call: Call, action: Callable[[], object]) -> object:
-        on_reads = effect.__qualname__.startswith("altered")
-        return (other if on_reads and call.verb not in _READS else effect)(call, action)
+        return (effect if call.verb in _READS else other)(call, action)
 
-    return lambda store: store.inject(fitting, first=number, times=times)
+    return fitting
 
 
 def _one(

@@ -25,7 +25,8 @@ import torch
 
 import deltafmt
 from deltafmt.errors import CommitConflictError, DeltafmtError, VersionGoneError
-from tools.faults.world import OPTIONS, Tally, Tensors, first_tensors, moved, same
+from deltafmt.testing.strategies import same
+from tools.faults.world import OPTIONS, Tally, Tensors, first_tensors, moved
 
 _KEEP_LAST = 8
 _AUDIT_EVERY = 10

@@ -12,7 +12,8 @@ import torch
 
 import deltafmt
 from deltafmt.errors import CommitUnknownError, DeltafmtError, StoreError
-from tools.faults.world import Tally, Tensors, first_tensors, moved, same
+from deltafmt.testing.strategies import same
+from tools.faults.world import Tally, Tensors, first_tensors, moved
 
 if TYPE_CHECKING:
     from deltafmt.testing.servers import Server

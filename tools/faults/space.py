@@ -13,7 +13,8 @@ from pathlib import Path
 
 import deltafmt
 from deltafmt.errors import DeltafmtError
-from tools.faults.world import Tally, first_tensors, moved, same
+from deltafmt.testing.strategies import same
+from tools.faults.world import Tally, first_tensors, moved
 
 _DISK_BYTES = 1 << 20
 _PAGE_BYTES = 4096

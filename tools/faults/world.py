@@ -12,6 +12,7 @@ import deltafmt
 from deltafmt.store import MemoryStore, Store, register_protocol
 from deltafmt.tensors import numpy_bits
 from deltafmt.testing.faulty import FaultyStore
+from deltafmt.testing.strategies import same
 
 Tensors = dict[str, torch.Tensor]
 
@@ -45,13 +46,6 @@ def moved(tensors: Tensors, seed: int) -> Tensors:
         chosen = rng.random(flat.size) < 0.1
         flat[chosen] += flat.dtype.type(1)
     return {name: copies[tensor.data_ptr()] for name, tensor in tensors.items()}
-
-
-def same(found: Tensors, wanted: Tensors) -> bool:
-    """Whether all bits are alike."""
-    return found.keys() == wanted.keys() and all(
-        np.array_equal(numpy_bits(found[name]), numpy_bits(wanted[name])) for name in wanted
-    )
 
 
 @dataclass
