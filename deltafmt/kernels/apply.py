@@ -14,7 +14,7 @@ import numpy.typing as npt
 from numba import njit
 
 from deltafmt.kernels.digest import BLOCK_WORDS, U64, Digest, add_element, block_multiplier, multipliers
-from deltafmt.kernels.intrinsics import load, store, width_of
+from deltafmt.kernels.intrinsics import load, prefetch_at, stepped, store, width_of
 from deltafmt.kernels.positions import Positions
 from deltafmt.kernels.steps import from_key, to_key
 from deltafmt.segments import SegmentTable
@@ -24,6 +24,9 @@ Addresses = npt.NDArray[np.int64]
 
 _BATCH = 256
 """Elements that go through the stages of a write together; their scratch stays in the first-level cache."""
+_RUN, _AHEAD = 32, 64
+"""The same where elements are neighbours in memory, and how far ahead of writing their lines are asked for:
+few and near enough that memory is never idle while a batch is computed, far enough that lines are there."""
 _BLOCK_SHIFT, _BLOCK_MASK = U64(9), U64(BLOCK_WORDS - 1)
 _ZERO, _ONE, _HALF_WORD, _LOW_HALF = U64(0), U64(1), U64(16), U64(0xFFFF)
 _SET, _STEP = 0, 1
@@ -239,51 +242,59 @@ def _update(
 
 
 @njit(nogil=True, cache=True)
-def _write_run(
-    operation: int, order: int, positions: Any, values: Any, old: Any, new: Any, shift: int
+def _apply_run(
+    operation: int, order: int, positions: Any, start: int, stop: int, values: Any, undo: Any, keep: bool,
+    place: int, counted: bool, shift: int, s0: Any, s1: Any, table: Any, digest: Any, old: Any, new: Any,
 ) -> None:  # fmt: skip
-    """`_write` for elements whose addresses are `shift` behind their positions; keeps old and new bits."""
+    """`_write` and `_update` where addresses are `place` and canonical indices `shift` behind the positions.
+
+    For widths 1, 2 and 4. `old` and `new` are scratch for a batch.
+    """
     width = width_of(values)
-    sign = _ONE << U64(8 * width - 1)
-    mask = (sign - _ONE) | sign
-    # Reads first, all of them: cache misses then overlap instead of waiting for one another, and the
-    # writes find their lines in the first-level cache.
-    for k in range(positions.size):
-        old[k] = load(shift + np.int64(positions[k]) * width, values)
-    if operation == _SET:
-        for k in range(positions.size):
-            new[k] = values[k]
-    else:
-        for k in range(positions.size):
-            key = (to_key(U64(old[k]), sign, mask, order) + U64(values[k])) & mask
-            new[k] = from_key(key, sign, mask, order)
-    for k in range(positions.size):
-        store(shift + np.int64(positions[k]) * width, values, new[k])
-
-
-@njit(nogil=True, cache=True)
-def _update_run(
-    positions: Any, old: Any, new: Any, shift: int, salt: Any, table: Any, digest: Any
-) -> None:  # fmt: skip
-    """`_update` for canonical indices that are `shift` behind the positions; width 1, 2 or 4."""
-    width = U64(width_of(old))
-    s0, s1 = salt[0], salt[1]
-    a0, a1 = table[0], table[1]
+    size, stored = U64(width), U64(positions.size)
     current = ~_ZERO
     sum0, sum1, r0, r1 = _ZERO, _ZERO, _ZERO, _ZERO
-    for k in range(positions.size):
-        byte = U64(np.int64(positions[k]) + shift) * width
-        word = byte >> U64(2)
-        block = word >> _BLOCK_SHIFT
-        if block != current:
-            # The sums are still zero at the first block, whatever the multiplier.
-            r0 += sum0 * block_multiplier(s0, current)
-            r1 += sum1 * block_multiplier(s1, current)
-            current, sum0, sum1 = block, _ZERO, _ZERO
-        t = word & _BLOCK_MASK
-        change = (U64(new[k]) - U64(old[k])) << (U64(8) * (byte & U64(3)))
-        sum0 += U64(a0[t]) * change
-        sum1 += U64(a1[t]) * change
+    first, end = U64(start), U64(stop)
+    while first < end:
+        count = min(U64(_RUN), end - first)
+        # Reads first, all of them: cache misses then overlap instead of waiting for one another.
+        for k in range(count):
+            old[k] = load(place + np.int64(positions[first + k]) * width, values)
+        if operation == _SET:
+            for k in range(count):
+                new[k] = values[first + k]
+        elif order == 0:
+            for k in range(count):
+                new[k] = old[k] + values[first + k]
+        else:
+            for k in range(count):
+                new[k] = stepped(old[k], values[first + k])
+        ahead = first + U64(_AHEAD)
+        if ahead + count <= stored:
+            for k in range(count):
+                prefetch_at(place + np.int64(positions[ahead + k]) * width)
+                store(place + np.int64(positions[first + k]) * width, values, new[k])
+        else:
+            for k in range(count):
+                store(place + np.int64(positions[first + k]) * width, values, new[k])
+        if keep:
+            for k in range(count):
+                undo[first + k] = old[k]
+        if counted:
+            for k in range(count):
+                byte = U64(np.int64(positions[first + k]) + shift) * size
+                word = byte >> U64(2)
+                block = word >> _BLOCK_SHIFT
+                if block != current:
+                    # The sums are still zero at the first block, whatever the multiplier.
+                    r0 += sum0 * block_multiplier(s0, current)
+                    r1 += sum1 * block_multiplier(s1, current)
+                    current, sum0, sum1 = block, _ZERO, _ZERO
+                t = word & _BLOCK_MASK
+                change = (U64(new[k]) - U64(old[k])) << (U64(8) * (byte & U64(3)))
+                sum0 += U64(table[_ZERO, t]) * change
+                sum1 += U64(table[_ONE, t]) * change
+        first += count
     digest[0] += r0 + sum0 * block_multiplier(s0, current)
     digest[1] += r1 + sum1 * block_multiplier(s1, current)
 
@@ -298,7 +309,7 @@ def _apply(
     flat = np.empty(_BATCH, np.int64)
     before, after = np.empty(_BATCH, np.uint64), np.empty(_BATCH, np.uint64)
     wide = np.empty(1, np.uint32)
-    run_old, run_new = np.empty(_BATCH, values.dtype), np.empty(_BATCH, values.dtype)
+    run_old, run_new = np.empty(_RUN, values.dtype), np.empty(_RUN, values.dtype)
     width = width_of(values)
     last = dims.shape[1] - 1
     at = 0
@@ -320,13 +331,10 @@ def _apply(
             ):
                 place = t_base[s] - (origin + low[s, last]) * width
                 flat_shift = s_base[s] - origin
-                for a in range(first, stop, _BATCH):
-                    b = min(stop, a + _BATCH)
-                    old = undo[a:b] if keep else run_old[: b - a]
-                    new = run_new[: b - a]
-                    _write_run(operation, order, positions[a:b], values[a:b], old, new, place)
-                    if counted[s]:
-                        _update_run(positions[a:b], old, new, flat_shift, salt[s], table, digest)
+                _apply_run(
+                    operation, order, positions, first, stop, values, undo, keep, place, counted[s],
+                    flat_shift, salt[s, 0], salt[s, 1], table, digest, run_old, run_new,
+                )  # fmt: skip
                 continue
             for start in range(first, stop, _BATCH):
                 count = _place(

@@ -1,4 +1,4 @@
-"""What numba lacks: a vector compare that yields a bit mask, bit tricks, and memory by address."""
+"""What numba lacks: a vector compare that yields a bit mask, bit tricks, narrow sums, and memory by address."""
 
 from __future__ import annotations
 
@@ -130,5 +130,40 @@ def prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
         # For reading, into all levels of the cache, data.
         builder.call(function, [line, number(0), number(3), number(1)])
         return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def prefetch_at(typingctx: Any, address: Any) -> Any:
+    """Ask for the cache line at a memory address, to be written soon. No address is wrong: it is a hint."""
+    signature = types.void(types.int64)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        write, keep, data = number(1), number(3), number(1)
+        builder.call(function, [builder.inttoptr(args[0], pointer), write, keep, data])
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def stepped(typingctx: Any, bits: Any, step: Any) -> Any:
+    """The bit pattern a step away in the order of floating values, computed in the elements' own width.
+
+    numba widens all integers to 64 bits; in their own width, many go into one register.
+    """
+    signature = bits(bits, bits)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        kind = args[0].type
+        sign, shift = kind(1 << (kind.width - 1)), kind(kind.width - 1)
+        # All ones behind a negative value, so that its key falls as its magnitude rises.
+        key = builder.xor(args[0], builder.or_(builder.ashr(args[0], shift), sign))
+        key = builder.add(key, args[1])
+        return builder.xor(key, builder.or_(builder.not_(builder.ashr(key, shift)), sign))
 
     return signature, codegen

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from numba import njit
 
 from deltafmt.errors import FormatError
+from deltafmt.kernels.intrinsics import load
 
 Positions = npt.NDArray[np.uint32]
 Bytes = npt.NDArray[np.uint8]
@@ -21,6 +22,8 @@ _U64, _ONE = np.uint64, np.uint64(1)
 _ESCAPE_U64 = np.uint64(_ESCAPE)
 LOW_SLACK = 3
 """Bytes behind packed low bits, which no column has."""
+_PADDING = 4
+"""Bytes behind the low bits: they are read four at a time."""
 
 # What a decoder found, by status; the order is that of the checks.
 _REASONS = {
@@ -101,7 +104,7 @@ def decode_positions(
     """Positions of a chunk, strictly ascending; `FormatError` where anything does not fit."""
     if int(entries.sum(dtype=np.int64)) != len(gap) or int(elements.sum(dtype=np.int64)) != listed:
         raise FormatError("block counts disagree with the columns", kind="block-counts", where=where)
-    padded = np.concatenate((low, np.zeros(3, np.uint8)))
+    padded = np.concatenate((low, np.zeros(_PADDING, np.uint8)))
     # One place per entry, although fewer are listed: the loop below writes before it knows.
     positions = np.empty(len(gap) + 1, np.uint32)
     status, block = _decode(gap, padded, entries, elements, starts, shift, positions)
@@ -262,18 +265,19 @@ def _run(gap: Any, p: Any, positions: Any, count: Any) -> Any:
 def _shifted_run(gap: Any, low: Any, p: Any, shift: int, positions: Any, count: int) -> Any:
     mask = (1 << shift) - 1
     out = positions[count:]
+    word = np.empty(1, np.uint32)
     n = _U64(0)
     bit = _U64(count * shift)
-    last = _U64(low.size - 3)
+    last = _U64(low.size - _PADDING)
     for k in range(gap.size):
         g = np.int64(gap[k])
         if g == _ESCAPE:
             p += g << shift
             continue
         # More elements than the low bits were packed for would read on; the counts will not agree then.
-        byte = min(bit >> _U64(3), last)
-        word = np.int64(low[byte]) | np.int64(low[byte + _ONE]) << 8 | np.int64(low[byte + _U64(2)]) << 16
-        p += 1 + ((g << shift) | ((word >> np.int64(bit & _U64(7))) & mask))
+        address = np.int64(low.ctypes.data) + np.int64(min(bit >> _U64(3), last))
+        below = np.int64(load(address, word)) >> np.int64(bit & _U64(7))
+        p += 1 + ((g << shift) | (below & mask))
         out[n] = p
         n += _ONE
         bit += _U64(shift)

@@ -6,6 +6,7 @@ A step of width W is kept as an unsigned integer of that width, modulo 2^(8 W).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from numba import njit
 
 from deltafmt.errors import FormatError
-from deltafmt.kernels.intrinsics import width_of
+from deltafmt.kernels.intrinsics import load, stepped, trailing_zeros, width_of
 from deltafmt.kernels.positions import Bytes, Counts
 
 Bits = npt.NDArray[Any]
@@ -22,8 +23,10 @@ _U64 = np.uint64
 _ONE, _ZERO = np.uint64(1), np.uint64(0)
 _ESCAPE = 255
 _LEAST_ESCAPE = 257
-_LARGER = np.uint64(0xAA)
-"""The upper bit of each of the four codes in a byte."""
+_LARGER = np.uint64(0xAAAAAAAAAAAAAAAA)
+"""The upper bit of each of the codes in a word."""
+_GROUP = np.uint64(32)
+"""Codes in a word."""
 
 _REASONS = {
     1: "block-counts",
@@ -67,11 +70,12 @@ def between(old: Any, new: Any, order: int, step: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def _add(old: Any, step: Any, order: int, new: Any) -> None:
-    sign = sign_bit(width_of(old))
-    mask = (sign - _ONE) | sign
-    for i in range(old.size):
-        key = (to_key(_U64(old[i]), sign, mask, order) + _U64(step[i])) & mask
-        new[i] = from_key(key, sign, mask, order)
+    if order == 0:
+        for i in range(old.size):
+            new[i] = old[i] + step[i]
+    else:
+        for i in range(old.size):
+            new[i] = stepped(old[i], step[i])
 
 
 def step_between(old: Bits, new: Bits, order: int) -> Bits:
@@ -130,17 +134,18 @@ def decode_steps(
     counts = int(coded.magnitudes.sum(dtype=np.int64)), int(coded.escapes.sum(dtype=np.int64))
     if not fits or counts != (len(coded.magnitude), len(escape) // dtype.itemsize):
         raise FormatError("block counts disagree with the columns", kind="block-counts", where=where)
-    step = np.empty(listed, dtype)
+    # Groups are read and written whole, also where a block ends inside one.
+    step = np.empty(listed + int(_GROUP), dtype)
+    code = np.concatenate((coded.code, np.zeros(8, np.uint8)))
     # A raw column may start anywhere in its buffer.
     words = np.frombuffer(escape.tobytes(), dtype)
-    # One byte more, so that the loop may look at the next magnitude before it knows whether there is one.
-    magnitude = np.concatenate((coded.magnitude, np.zeros(1, np.uint8)))
-    status, block = _decode(coded.code, magnitude, words, elements, coded.magnitudes, coded.escapes, step)
+    counts = elements, coded.magnitudes, coded.escapes
+    status, block = _decode(code, coded.magnitude, words, *counts, _signs(step.dtype), step)
     if status == 0 and listed % 4 and coded.code[-1] >> (2 * (listed % 4)):
         status, block = 4, len(elements) - 1
     if status:
         raise FormatError("steps cannot be decoded", kind=_REASONS[status], where=f"{where}, block {block}")
-    return step
+    return step[:listed]
 
 
 @njit(nogil=True, cache=True)
@@ -182,48 +187,65 @@ def _encode(
     return m
 
 
+@cache
+def _signs(dtype: np.dtype[Any]) -> Bits:
+    """The four single steps, up or down, that a byte of codes stands for; shape (256, 4)."""
+    down = np.arange(256)[:, None] >> np.array([0, 2, 4, 6]) & 1
+    return (1 - 2 * down).astype(f"i{dtype.itemsize}").view(dtype)
+
+
 @njit(nogil=True, cache=True)
 def _decode(
-    code: Any, magnitude: Any, escape: Any, elements: Any, magnitudes: Any, escapes: Any, step: Any
+    code: Any,
+    magnitude: Any,
+    escape: Any,
+    elements: Any,
+    magnitudes: Any,
+    escapes: Any,
+    signs: Any,
+    step: Any,
 ) -> Any:
+    """Groups of codes to steps: all as single ones first, then the larger ones among them anew."""
     sign = sign_bit(width_of(step))
     mask = (sign - _ONE) | sign
+    word = np.empty(1, np.uint64)
     i, m, e = _ZERO, _ZERO, _ZERO
     for block in range(elements.size):
         last_m, last_e = m + _U64(magnitudes[block]), e + _U64(escapes[block])
         end = i + _U64(elements[block])
         while i < end:
-            byte_of_codes = _U64(code[i >> _U64(2)])
-            if i & _U64(3) == _ZERO and i + _U64(4) <= end and byte_of_codes & _LARGER == _ZERO:
-                # Most bytes of codes are four single steps, up or down.
-                for j in range(4):
-                    down = byte_of_codes >> _U64(2 * j) & _ONE
-                    step[i + _U64(j)] = (_ONE ^ (_ZERO - down)) + down
-                i += _U64(4)
-                continue
-            two = byte_of_codes >> (_U64(2) * (i & _U64(3)))
-            larger = (two >> _ONE) & _ONE
-            # The block's counts were summed up before, so that the last place is the padding's.
-            byte = _U64(magnitude[min(m, last_m)])
-            size = _ONE + larger * (byte + _ONE)
-            if larger and (byte == _U64(_ESCAPE) or size + (_ONE ^ (two & _ONE)) > sign or m == last_m):
+            # A block may begin inside a byte of codes; its later groups do not.
+            inside = i & _U64(3)
+            count = min(_GROUP - inside, end - i)
+            codes = load(np.int64(code.ctypes.data) + np.int64(i >> _U64(2)), word) >> (_U64(2) * inside)
+            for byte in range(_U64(8)):
+                row = (codes >> (_U64(8) * byte)) & _U64(255)
+                for j in range(_U64(4)):
+                    step[i + _U64(4) * byte + j] = signs[row, j]
+            larger = codes & _LARGER & (~_ZERO >> (_U64(2) * (_GROUP - count)))
+            while larger != _ZERO:
+                at = trailing_zeros(larger)
+                larger &= larger - _ONE
+                down = (codes >> (at - _ONE)) & _ONE
                 if m == last_m:
                     return 1, block
-                if byte != _U64(_ESCAPE):
+                size = _U64(magnitude[m]) + _U64(2)
+                if size == _U64(_ESCAPE + 2):
+                    if e == last_e:
+                        return 1, block
+                    d = _U64(escape[e])
+                    size = (_ZERO - d) & mask if d & sign else d
+                    if size < _U64(_LEAST_ESCAPE):
+                        return 2, block
+                    if (d & sign != _ZERO) != (down != _ZERO):
+                        return 3, block
+                    e += _ONE
+                elif size + (_ONE ^ down) > sign:
                     # Only bytes: eight bits hold -128 to 127.
                     return 2, block
-                if e == last_e:
-                    return 1, block
-                d = _U64(escape[e])
-                size = (_ZERO - d) & mask if d & sign else d
-                if size < _U64(_LEAST_ESCAPE):
-                    return 2, block
-                if (d & sign != _ZERO) != (two & _ONE != _ZERO):
-                    return 3, block
-                e += _ONE
-            m += larger
-            step[i] = (size ^ (_ZERO - (two & _ONE))) + (two & _ONE)
-            i += _ONE
+                step[i + (at >> _ONE)] = (size ^ (_ZERO - down)) + down
+                m += _ONE
+            i += count
         if m != last_m or e != last_e:
             return 1, block
     return 0, 0
