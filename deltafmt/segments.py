@@ -87,6 +87,11 @@ class SegmentTable:
         salts = np.array([tensor_salt(self.source_names[row]) for row in rows.tolist()], np.uint64)
         return salts.reshape(-1, 2)[inverse]
 
+    @cached_property
+    def any_cast(self) -> bool:
+        """Whether there is a cast at all."""
+        return bool(self.cast.any())
+
     def segment_rows(self, domain: int) -> range:
         """Rows of all segments of a domain."""
         first, stop = self.domain_box[domain], self.domain_box[domain + 1]

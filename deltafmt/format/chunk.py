@@ -22,6 +22,7 @@ from deltafmt.format.constants import (
     LOW,
     MAGNITUDE,
     PLANE,
+    RAW,
     SET,
     STEP,
 )
@@ -70,7 +71,8 @@ class ChunkPacker:
         """Store the next column (ids ascend); an empty one is left out."""
         if len(raw) == 0:
             return
-        codec, stored = compress(raw)
+        # Low bits are the noise that the writer's shift has cut off: zstd would find nothing in them.
+        codec, stored = (RAW, bytes(raw)) if column == LOW else compress(raw)
         self._rows.append((column, codec, len(stored), len(raw), crc32c(stored)))
         self._buffers.append(stored)
         self.nbytes += len(stored)
@@ -140,40 +142,40 @@ def check_columns(
     """Raise `FormatError` unless exactly the columns of the operation are there, with possible lengths."""
     limits = column_limits(head, volume=volume, blocks=blocks)
     found = {column.column: column.raw for column in columns}
-    if list(found) != sorted(found) or len(found) != len(columns):
+    if len(found) != len(columns) or list(found) != sorted(found):
         raise FormatError("columns are not in order", kind="column-order", where=where)
     for column, (low, high) in limits.items():
-        if not low <= found.pop(column, 0) <= high:
+        if not low <= found.get(column, 0) <= high:
             raise FormatError(
                 "column has an impossible length",
                 kind="column-length",
                 where=f"{where}, column {COLUMNS[column]}",
                 expected=f"{low} to {high} bytes",
-                found={c.column: c.raw for c in columns}.get(column, 0),
+                found=found.get(column, 0),
             )
-    if head.operation == STEP and {c.column: c.raw for c in columns}.get(ESCAPE, 0) % head.width:
+    if head.operation == STEP and found.get(ESCAPE, 0) % head.width:
         raise FormatError("escapes are not a whole number", kind="column-length", where=where)
-    if found:
+    if not found.keys() <= limits.keys():
+        others = sorted(found.keys() - limits.keys())
         raise FormatError(
             "column does not belong to the operation",
             kind="column-unexpected",
             where=where,
-            found=", ".join(str(COLUMNS.get(column, column)) for column in found),
+            found=", ".join(str(COLUMNS.get(column, column)) for column in others),
         )
 
 
 def column_limits(head: ChunkHead, *, volume: int, blocks: int) -> dict[int, tuple[int, int]]:
     """(least, most) raw bytes of each column that a chunk may have."""
     n, width = head.listed, head.width
-    planes = {PLANE + j: (n, n) for j in range(width)}
     if head.operation == DENSE:
-        return planes
+        return {PLANE + j: (n, n) for j in range(width)}
     # An entry of 255 goes on by at least one element times 2^shift, so entries are bounded by the volume.
     entries = n + (volume >> head.shift) // 255 + 1
     packed = (n * head.shift + 7) // 8
     positions = {GAP: (n, entries), LOW: (packed, packed), BLOCK: (16 * blocks, 16 * blocks)}
     if head.operation == SET:
-        return positions | planes
+        return positions | {PLANE + j: (n, n) for j in range(width)}
     assert head.operation == STEP
     codes = (2 * n + 7) // 8
     return positions | {CODE: (codes, codes), MAGNITUDE: (0, n), ESCAPE: (0, n * width)}

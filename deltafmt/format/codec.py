@@ -7,7 +7,6 @@ from typing import cast
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import zstandard
 
 from deltafmt.errors import FormatError
@@ -21,6 +20,7 @@ class _Contexts(threading.local):
     """What zstd needs to work, kept per thread: making it anew costs more than a small column's decoding."""
 
     def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=_LEVEL)
         self.decompressor = zstandard.ZstdDecompressor()
 
 
@@ -31,8 +31,7 @@ def compress(data: npt.NDArray[np.uint8] | bytes) -> tuple[int, bytes]:
     """Codec id and stored bytes of a column: zstd where that is smaller, raw otherwise."""
     size = len(data)
     if size > 16:
-        # A codec object is not safe to share between threads; making one costs a microsecond.
-        frame = cast("bytes", pa.Codec("zstd", compression_level=_LEVEL).compress(data, asbytes=True))
+        frame = _CONTEXTS.compressor.compress(cast("bytes", data))
         if len(frame) < size:
             return ZSTD, frame
     return RAW, bytes(data)

@@ -38,22 +38,28 @@ class DomainView:
     __slots__ = ("arguments", "width")
 
     def __init__(self, table: SegmentTable, domain: int, addresses: Addresses, width: int) -> None:
-        first, stop = int(table.domain_box[domain]), int(table.domain_box[domain + 1])
-        rows = slice(int(table.box_segment[first]), int(table.box_segment[stop]))
+        first, stop = table.domain_box[domain : domain + 2].tolist()
+        segment = table.box_segment[first : stop + 1]
+        rows = slice(int(segment[0]), int(segment[-1]))
         target = table.target[rows]
         cast = table.cast[target]
-        element_bytes = np.where(cast == 1, 4, width)
+        stride, base = table.target_stride[rows], table.target_base[rows]
+        if table.any_cast:
+            element_bytes = np.where(cast == 1, 4, width)
+            stride, base = stride * element_bytes[:, None], base * element_bytes
+        else:
+            stride, base = stride * width, base * width
         self.width = width
         self.arguments: tuple[npt.NDArray[Any], ...] = (
             table.box_position[first:stop],
             table.box_volume[first:stop],
-            table.box_segment[first : stop + 1] - rows.start,
+            segment - rows.start,
             table.dims[rows],
             table.low[rows],
             table.high[rows],
-            table.target_stride[rows] * element_bytes[:, None],
+            stride,
             table.source_stride[rows],
-            addresses[target] + table.target_base[rows] * element_bytes,
+            addresses[target] + base,
             table.source_base[rows],
             table.counted[rows],
             cast,

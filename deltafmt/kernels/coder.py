@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ from numba import njit
 
 from deltafmt.kernels.intrinsics import LANES, nonzero, trailing_zeros, width_of
 from deltafmt.kernels.positions import (
-    LOW_SLACK,
     code_positions,
     gap_room,
     low_room,
@@ -29,6 +29,16 @@ _ONE, _TWO, _ZERO = np.uint64(1), np.uint64(2), np.uint64(0)
 _ESCAPE = np.uint64(255)
 _BLOCK_VECTORS = 64
 """Vectors of changes that go through all loops together, so that they stay in cache."""
+
+
+_SAMPLED, _IN_A_ROW = 2048, 64
+"""Gaps that are looked at before a shift is chosen, so many next to each other."""
+_FEW = 256
+"""Gaps that tell too little of how gaps are distributed."""
+_TABLE_BITS = 5.0
+"""What a symbol takes in the table of a Huffman code, about."""
+_GAIN = 0.003
+"""Share that must be saved for a smaller shift, which is slower to decode."""
 
 
 class Scratch:
@@ -55,7 +65,7 @@ class PositionCoder:
     def __init__(self, starts: Ints, shift: int, *, listed: int, scratch: Scratch) -> None:
         self._starts, self._shift = starts, shift
         self._gap = scratch.take("gap", gap_room(starts, shift, listed))
-        self._low = np.zeros(low_room(shift, listed), np.uint8)
+        self._low = scratch.take("low", low_room(shift, listed))
         self._counts = np.zeros((4, len(starts) - 1), np.uint32)
         self._state, self._runs = new_state(starts)
 
@@ -73,7 +83,11 @@ class PositionCoder:
 
     def columns(self) -> tuple[Bytes, Bytes, Bytes]:
         """Gaps, low bits and counts; valid until the scratch is used again."""
-        return self._gap[: int(self._state[0])], self._low[:-LOW_SLACK], pack_counts(*self._counts)
+        return (
+            self._gap[: int(self._state[0])],
+            self._low[: (self.listed * self._shift + 7) // 8],
+            pack_counts(*self._counts),
+        )
 
 
 class StepCoder:
@@ -116,6 +130,47 @@ class StepCoder:
         _pack_kinds(self._kind, self.listed, code)
         escape = self._escape[:escapes].view(np.uint8)
         return (*self._positions.columns(), code, self._magnitude[:magnitudes], escape)
+
+
+@njit(nogil=True, cache=True)
+def best_shift(positions: Any, largest: int) -> int:
+    """The shift, `largest` at most, under which ascending positions take the fewest bits, about.
+
+    Estimated from the entropy of a sample's entries. Where gaps are spread evenly, low bits are noise and
+    `largest` is best; where changes stand in clusters, smaller ones are.
+    """
+    count = min(_SAMPLED, positions.size - 1)
+    if count < _FEW:
+        return largest
+    best, least = largest, _entry_bits(positions, count, largest)
+    for shift in range(largest - 1, -1, -1):
+        bits = _entry_bits(positions, count, shift)
+        if bits > least * (1 - _GAIN):
+            break
+        best, least = shift, bits
+    return best
+
+
+@njit(nogil=True, cache=True)
+def _entry_bits(positions: Any, sampled: int, shift: int) -> float:
+    """Bits that the gaps of so many positions, spread over all, take under a shift."""
+    entries = np.zeros(256, np.int64)
+    runs = (sampled + _IN_A_ROW - 1) // _IN_A_ROW
+    gaps = 0
+    for run in range(runs):
+        first = run * (positions.size - 1) // runs
+        stop = min(first + _IN_A_ROW, positions.size - 1)
+        for k in range(first, stop):
+            entry: Any = (np.int64(positions[k + 1]) - np.int64(positions[k]) - 1) >> shift
+            entries[255] += entry // 255
+            entries[entry % 255] += 1
+        gaps += stop - first
+    total = entries.sum()
+    bits = float(gaps * shift)
+    for count in entries:
+        if count:
+            bits += count * math.log2(total / count) + _TABLE_BITS
+    return bits
 
 
 @njit(nogil=True, cache=True)

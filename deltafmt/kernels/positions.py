@@ -10,7 +10,7 @@ import numpy.typing as npt
 from numba import njit
 
 from deltafmt.errors import FormatError
-from deltafmt.kernels.intrinsics import load
+from deltafmt.kernels.intrinsics import load, store
 
 Positions = npt.NDArray[np.uint32]
 Bytes = npt.NDArray[np.uint8]
@@ -20,10 +20,8 @@ _ESCAPE = 255
 
 _U64, _ONE = np.uint64, np.uint64(1)
 _ESCAPE_U64 = np.uint64(_ESCAPE)
-LOW_SLACK = 3
-"""Bytes behind packed low bits, which no column has."""
-_PADDING = 4
-"""Bytes behind the low bits: they are read four at a time."""
+LOW_SLACK = 4
+"""Bytes behind packed low bits, which no column has: they are read and written four at a time."""
 
 # What a decoder found, by status; the order is that of the checks.
 _REASONS = {
@@ -39,17 +37,22 @@ def block_starts(box_position: Any, box_volume: Any, block_log2: int) -> npt.NDA
 
     Each box is cut into blocks of `2^block_log2` elements, the last one shorter.
     """
-    size = 1 << block_log2
-    counts = (box_volume + (size - 1)) >> block_log2
-    first = np.repeat(box_position, counts)
-    within = np.arange(len(first)) - np.repeat(np.cumsum(counts) - counts, counts)
-    volume = int(box_position[-1] + box_volume[-1]) if len(box_volume) else 0
-    return np.concatenate((first + within * size, [volume])).astype(np.int64)
+    starts = np.empty(count_blocks(box_volume, block_log2) + 1, np.int64)
+    _block_starts(box_position, box_volume, block_log2, starts)
+    return starts
 
 
 def count_blocks(box_volume: Any, block_log2: int) -> int:
     """Number of blocks that boxes of these volumes are cut into."""
-    return int(((box_volume + ((1 << block_log2) - 1)) >> block_log2).sum())
+    return int(_count_blocks(box_volume, block_log2))
+
+
+@njit(nogil=True, cache=True)
+def _count_blocks(box_volume: Any, block_log2: int) -> int:
+    count = 0
+    for volume in box_volume:
+        count += (volume + (1 << block_log2) - 1) >> block_log2
+    return count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +69,7 @@ def encode_positions(positions: Positions, starts: npt.NDArray[np.int64], shift:
     """Code ascending positions, block by block."""
     listed, counts = len(positions), np.zeros((2, len(starts) - 1), np.uint32)
     gap = np.empty(gap_room(starts, shift, listed), np.uint8)
-    low = np.zeros(low_room(shift, listed), np.uint8)
+    low = np.empty(low_room(shift, listed), np.uint8)
     state, runs = new_state(starts)
     code_positions(positions, starts, shift, gap, low, counts, state, runs)
     return CodedPositions(
@@ -81,7 +84,7 @@ def gap_room(starts: npt.NDArray[np.int64], shift: int, listed: int) -> int:
 
 
 def low_room(shift: int, listed: int) -> int:
-    """Bytes of packed low bits, and some behind them, since three are written at a time."""
+    """Bytes of packed low bits, and some behind them."""
     return (listed * shift + 7) // 8 + LOW_SLACK
 
 
@@ -102,18 +105,15 @@ def decode_positions(
     where: object,
 ) -> Positions:
     """Positions of a chunk, strictly ascending; `FormatError` where anything does not fit."""
-    if int(entries.sum(dtype=np.int64)) != len(gap) or int(elements.sum(dtype=np.int64)) != listed:
-        raise FormatError("block counts disagree with the columns", kind="block-counts", where=where)
-    padded = np.concatenate((low, np.zeros(_PADDING, np.uint8)))
+    padded = np.concatenate((low, np.zeros(LOW_SLACK, np.uint8))) if shift else low
     # One place per entry, although fewer are listed: the loop below writes before it knows.
     positions = np.empty(len(gap) + 1, np.uint32)
-    status, block = _decode(gap, padded, entries, elements, starts, shift, positions)
+    status, block = _decode(gap, padded, entries, elements, starts, shift, listed, positions)
     if status == 0 and listed * shift % 8 and low[-1] >> (listed * shift % 8):
         status, block = 4, len(entries) - 1
     if status:
-        raise FormatError(
-            "positions cannot be decoded", kind=_REASONS[status], where=f"{where}, block {block}"
-        )
+        place = where if block < 0 else f"{where}, block {block}"
+        raise FormatError("positions cannot be decoded", kind=_REASONS[status], where=place)
     return positions[:listed]
 
 
@@ -125,10 +125,21 @@ def pack_counts(*fields: Counts) -> Bytes:
     return column
 
 
-def unpack_counts(column: Bytes, fields: int = 4) -> list[Counts]:
-    """The fields of a `block` column."""
-    planes = column.reshape(fields, 4, -1)
-    return [np.ascontiguousarray(field.T).view("<u4").reshape(-1) for field in planes]
+def unpack_counts(column: Bytes, fields: int = 4) -> Counts:
+    """The fields of a `block` column, shape (fields, blocks)."""
+    counts = np.empty((fields, len(column) // (4 * fields)), np.uint32)
+    _unpack(column, counts)
+    return counts
+
+
+@njit(nogil=True, cache=True)
+def _block_starts(box_position: Any, box_volume: Any, block_log2: int, starts: Any) -> None:
+    at = 0
+    for box in range(box_position.size):
+        for first in range(0, box_volume[box], 1 << block_log2):
+            starts[at] = box_position[box] + first
+            at += 1
+    starts[at] = box_position[-1] + box_volume[-1] if box_position.size else 0
 
 
 @njit(nogil=True, cache=True)
@@ -137,6 +148,26 @@ def _pack(field: Any, planes: Any) -> None:
         plane = planes[j * field.size : (j + 1) * field.size]
         for k in range(field.size):
             plane[k] = field[k] >> np.uint32(8 * j) & np.uint32(255)
+
+
+@njit(nogil=True, cache=True)
+def _unpack(column: Any, counts: Any) -> None:
+    blocks = counts.shape[1]
+    for field in range(counts.shape[0]):
+        planes = column[4 * field * blocks : 4 * (field + 1) * blocks]
+        for k in range(blocks):
+            low = np.uint32(planes[k]) | np.uint32(planes[k + blocks]) << np.uint32(8)
+            high = np.uint32(planes[k + 2 * blocks]) | np.uint32(planes[k + 3 * blocks]) << np.uint32(8)
+            counts[field, k] = low | high << np.uint32(16)
+
+
+@njit(nogil=True, cache=True)
+def total(counts: Any) -> Any:
+    """Sum that does not wrap."""
+    result = np.int64(0)
+    for k in range(counts.size):
+        result += np.int64(counts[k])
+    return result
 
 
 @njit(nogil=True, cache=True)
@@ -193,15 +224,26 @@ def _gaps(positions: Any, previous: int, gap: Any, at: Any) -> Any:
 def _shifted_gaps(positions: Any, previous: int, shift: int, gap: Any, at: Any, low: Any, i: Any) -> Any:
     mask = (_ONE << _U64(shift)) - _ONE
     next_one = _U64(previous + 1)
-    bit = i * _U64(shift)
+    word = np.empty(1, np.uint32)
+    # Low bits that fill no four bytes yet, behind those of earlier calls in the byte that is begun.
+    address, filled = (
+        np.int64(low.ctypes.data) + np.int64(i * _U64(shift) >> _U64(3)),
+        i * _U64(shift) & _U64(7),
+    )
+    waiting = _U64(low[i * _U64(shift) >> _U64(3)]) & ((_ONE << filled) - _ONE)
     for k in range(positions.size):
         p = _U64(positions[k])
         distance = p - next_one
         next_one = p + _ONE
-        _append_low(low, bit, distance & mask)
-        bit += _U64(shift)
-        distance >>= _U64(shift)
-        at = _append_gap(distance, gap, at)
+        waiting |= (distance & mask) << filled
+        filled += _U64(shift)
+        if filled >= _U64(32):
+            store(address, word, np.uint32(waiting & _U64(0xFFFFFFFF)))
+            address += 4
+            waiting >>= _U64(32)
+            filled -= _U64(32)
+        at = _append_gap(distance >> _U64(shift), gap, at)
+    store(address, word, np.uint32(waiting))
     return at
 
 
@@ -215,18 +257,12 @@ def _append_gap(distance: Any, gap: Any, at: Any) -> Any:
     return at + _ONE
 
 
-@njit(nogil=True, cache=True, inline="always")
-def _append_low(low: Any, bit: Any, value: Any) -> None:
-    """Put a value of at most 16 bits at a bit's place in zeroed bytes."""
-    byte = bit >> _U64(3)
-    value <<= bit & _U64(7)
-    low[byte] |= value & _U64(255)
-    low[byte + _ONE] |= (value >> _U64(8)) & _U64(255)
-    low[byte + _U64(2)] |= value >> _U64(16)
-
-
 @njit(nogil=True, cache=True)
-def _decode(gap: Any, low: Any, entries: Any, elements: Any, starts: Any, shift: int, positions: Any) -> Any:
+def _decode(
+    gap: Any, low: Any, entries: Any, elements: Any, starts: Any, shift: int, listed: int, positions: Any
+) -> Any:
+    if total(entries) != gap.size or total(elements) != listed:
+        return 1, -1
     at: Any = 0
     count: Any = 0
     for block in range(entries.size):
@@ -268,7 +304,7 @@ def _shifted_run(gap: Any, low: Any, p: Any, shift: int, positions: Any, count: 
     word = np.empty(1, np.uint32)
     n = _U64(0)
     bit = _U64(count * shift)
-    last = _U64(low.size - _PADDING)
+    last = _U64(low.size - LOW_SLACK)
     for k in range(gap.size):
         g = np.int64(gap[k])
         if g == _ESCAPE:

@@ -15,7 +15,7 @@ from numba import njit
 
 from deltafmt.errors import FormatError
 from deltafmt.kernels.intrinsics import load, stepped, trailing_zeros, width_of
-from deltafmt.kernels.positions import Bytes, Counts
+from deltafmt.kernels.positions import Bytes, Counts, total
 
 Bits = npt.NDArray[Any]
 
@@ -129,22 +129,21 @@ def decode_steps(
     coded: CodedSteps, elements: Counts, *, listed: int, dtype: np.dtype[Any], where: object
 ) -> Bits:
     """Steps of a chunk; `FormatError` where anything does not fit. `elements` must sum to `listed`."""
-    escape = coded.escape
-    fits = len(escape) % dtype.itemsize == 0
-    counts = int(coded.magnitudes.sum(dtype=np.int64)), int(coded.escapes.sum(dtype=np.int64))
-    if not fits or counts != (len(coded.magnitude), len(escape) // dtype.itemsize):
-        raise FormatError("block counts disagree with the columns", kind="block-counts", where=where)
     # Groups are read and written whole, also where a block ends inside one.
     step = np.empty(listed + int(_GROUP), dtype)
     code = np.concatenate((coded.code, np.zeros(8, np.uint8)))
+    whole = len(coded.escape) % dtype.itemsize == 0
     # A raw column may start anywhere in its buffer.
-    words = np.frombuffer(escape.tobytes(), dtype)
+    words = np.frombuffer(coded.escape.tobytes(), dtype) if whole else step[:0]
     counts = elements, coded.magnitudes, coded.escapes
-    status, block = _decode(code, coded.magnitude, words, *counts, _signs(step.dtype), step)
+    status, block = 1, -1
+    if whole:
+        status, block = _decode(code, coded.magnitude, words, *counts, _signs(dtype), step)
     if status == 0 and listed % 4 and coded.code[-1] >> (2 * (listed % 4)):
         status, block = 4, len(elements) - 1
     if status:
-        raise FormatError("steps cannot be decoded", kind=_REASONS[status], where=f"{where}, block {block}")
+        place = where if block < 0 else f"{where}, block {block}"
+        raise FormatError("steps cannot be decoded", kind=_REASONS[status], where=place)
     return step[:listed]
 
 
@@ -191,7 +190,8 @@ def _encode(
 def _signs(dtype: np.dtype[Any]) -> Bits:
     """The four single steps, up or down, that a byte of codes stands for; shape (256, 4)."""
     down = np.arange(256)[:, None] >> np.array([0, 2, 4, 6]) & 1
-    return (1 - 2 * down).astype(f"i{dtype.itemsize}").view(dtype)
+    signs: Bits = (1 - 2 * down).astype(f"i{dtype.itemsize}").view(dtype)
+    return signs
 
 
 @njit(nogil=True, cache=True)
@@ -209,6 +209,8 @@ def _decode(
     sign = sign_bit(width_of(step))
     mask = (sign - _ONE) | sign
     word = np.empty(1, np.uint64)
+    if total(magnitudes) != magnitude.size or total(escapes) != escape.size:
+        return 1, -1
     i, m, e = _ZERO, _ZERO, _ZERO
     for block in range(elements.size):
         last_m, last_e = m + _U64(magnitudes[block]), e + _U64(escapes[block])

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from deltafmt.format.chunk import ChunkHead, PackedChunk, pack_chunk
-from deltafmt.format.codec import compress
 from deltafmt.format.constants import (
     BLOCK,
     CODE,
@@ -24,7 +23,7 @@ from deltafmt.format.constants import (
     SET,
     STEP,
 )
-from deltafmt.kernels.coder import Scratch, StepCoder
+from deltafmt.kernels.coder import Scratch, StepCoder, best_shift
 from deltafmt.kernels.diff import DiffScratch
 from deltafmt.kernels.positions import encode_positions, pack_counts
 from deltafmt.kernels.steps import encode_steps, to_planes
@@ -36,10 +35,8 @@ from deltafmt.write.source import Source
 
 _LISTED_PER_BLOCK = 256
 """Elements that a block should list: fewer, and its counts weigh more than they are worth."""
-_PLAIN_GAP = 180
-"""Mean distance of listed elements below which single bytes need no shift."""
-_SAMPLE = 8192
-"""Elements on which shifts are tried out."""
+_LEAST_MEAN = 6
+"""Mean entry below which a shift leaves too little for zstd to compress well, and to decode fast."""
 _ESCAPE_SHARE = 0.25
 """A chunk of steps of which escapes are more than this share is compared with one of new bits."""
 _STEP_COLUMNS = (GAP, LOW, BLOCK, CODE, MAGNITUDE, ESCAPE)
@@ -129,24 +126,10 @@ def _head(
 
 
 def choose_shift(positions: npt.NDArray[np.uint32], starts: npt.NDArray[np.int64]) -> int:
-    """The shift under which a sample of the positions takes the fewest bytes, compressed as they will be.
-
-    No shift where that costs nothing: plain gaps decode faster.
-    """
+    """The shift under which positions, to judge by a sample of them, take the fewest bits."""
     mean = int(starts[-1]) / len(positions)
-    if mean < _PLAIN_GAP:
-        return 0
-    sample = positions[:_SAMPLE]
-    part = starts[: int(np.searchsorted(starts, sample[-1], "right")) + 1]
-    least = min(MAX_SHIFT, max(0, int(math.log2(mean / 128))))
-    return min(
-        range(least, min(MAX_SHIFT, least + 2) + 1), key=lambda shift: _sample_bytes(sample, part, shift)
-    )
-
-
-def _sample_bytes(sample: npt.NDArray[np.uint32], starts: npt.NDArray[np.int64], shift: int) -> int:
-    coded = encode_positions(sample, starts, shift)
-    return len(compress(coded.gap)[1]) + len(coded.low)
+    largest = min(MAX_SHIFT, max(0, int(math.log2(mean / _LEAST_MEAN))))
+    return int(best_shift(positions, largest)) if largest else 0
 
 
 def _block_log2(listed: int, volume: int) -> int:
