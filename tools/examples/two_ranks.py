@@ -62,7 +62,9 @@ def follow(rank: int, root: str, meeting_place: str) -> None:
     rows, columns = (policy["gate"].chunk(RANKS)[rank], policy["up"].chunk(RANKS)[rank]), policy["down"]
     assert torch.equal(local["gate_up"], torch.cat(rows))
     assert torch.equal(local["down"], columns.chunk(RANKS, dim=1)[rank])
-    print(f"rank {rank} holds its half of version {receiver.version}", flush=True)
+    # One write, line end and all, since the ranks share the terminal.
+    sys.stdout.write(f"rank {rank} holds its half of version {receiver.version}\n")
+    sys.stdout.flush()
     distributed.barrier()
     distributed.destroy_process_group()
 
