@@ -21,6 +21,7 @@ from deltafmt.segments import SegmentTable
 
 Bits = npt.NDArray[Any]
 Addresses = npt.NDArray[np.int64]
+Sums = npt.NDArray[np.uint64]
 
 _BATCH = 256
 """Elements that go through the stages of a write together; their scratch stays in the first-level cache."""
@@ -66,13 +67,6 @@ class DomainView:
             table.salt[rows],
         )
 
-    def only(self, chosen: npt.NDArray[np.bool_]) -> DomainView:
-        """The view with some of its segments counted, the others not; for scans."""
-        view = object.__new__(DomainView)
-        view.width = self.width
-        view.arguments = (*self.arguments[:10], self.arguments[10] & chosen, *self.arguments[11:])
-        return view
-
     def restricted(self, chosen: npt.NDArray[np.bool_]) -> DomainView:
         """The view without the segments that are not chosen."""
         view = object.__new__(DomainView)
@@ -111,9 +105,14 @@ def gather_dense(view: DomainView, bits: Bits) -> None:
     _move(False, bits, *view.arguments)
 
 
-def scan(view: DomainView, digest: Digest, like: Bits) -> None:
-    """Add the digest of a domain's elements, each counted once; `like` is an array of its element type."""
-    _scan(digest, like, multipliers(), *view.arguments)
+def scan(view: DomainView, like: Bits) -> Sums:
+    """Digest of each segment's elements, shape (segments, 2); segments that are not counted have zero.
+
+    `like` is an array of the domain's element type.
+    """
+    sums = np.zeros((len(view.arguments[-1]), 2), np.uint64)
+    _scan(sums, like, multipliers(), *view.arguments)
+    return sums
 
 
 def cast_exact(view: DomainView, like: Bits) -> bool:
@@ -456,7 +455,7 @@ def _scan_run(
 
 @njit(nogil=True, cache=True)
 def _scan(
-    digest: Any, like: Any, table: Any, box_position: Any, box_volume: Any, box_segment: Any, dims: Any,
+    sums: Any, like: Any, table: Any, box_position: Any, box_volume: Any, box_segment: Any, dims: Any,
     low: Any, high: Any, t_stride: Any, s_stride: Any, t_base: Any, s_base: Any, counted: Any, cast: Any,
     salt: Any,
 ) -> None:  # fmt: skip
@@ -467,6 +466,7 @@ def _scan(
     for s in range(dims.shape[0]):
         if not counted[s]:
             continue
+        digest = sums[s]
         length, stride = high[s, last] - low[s, last], t_stride[s, last]
         for run in range(_runs(dims[s], low[s], high[s])):
             _, shift, start = _run_start(run, dims[s], low[s], high[s], t_stride[s], s_stride[s])

@@ -40,10 +40,6 @@ class TorchView:
         rows = table.segment_rows(domain)
         self.flats = [flats[target] for target in table.target[rows.start : rows.stop].tolist()]
 
-    def only(self, chosen: npt.NDArray[np.bool_]) -> TorchView:
-        """As `DomainView.only`."""
-        return self._with(self.view.only(chosen), self.flats)
-
     def restricted(self, chosen: npt.NDArray[np.bool_]) -> TorchView:
         """As `DomainView.restricted`."""
         kept = [flat for flat, keep in zip(self.flats, chosen.tolist(), strict=True) if keep]
@@ -92,8 +88,9 @@ def gather_dense(view: TorchView, bits: Bits) -> None:
         here[_held(view, row)] = _read(view, row, flat, bits.dtype)
 
 
-def scan(view: TorchView, digest: Digest, like: Bits) -> None:
+def scan(view: TorchView, like: Bits) -> cpu.Sums:
     """As `apply.scan`."""
+    sums = np.zeros((len(view.flats), 2), np.uint64)
     for row, _, _, flat in view.segments():
         if not view.view.arguments[10][row]:
             continue
@@ -105,7 +102,8 @@ def scan(view: TorchView, digest: Digest, like: Bits) -> None:
         arguments[8] = np.array([values.ctypes.data], np.int64)
         arguments[11] = np.zeros(1, np.uint8)
         one.arguments = tuple(arguments)
-        cpu.scan(one, digest, like)
+        sums[row] = cpu.scan(one, like)[0]
+    return sums
 
 
 def cast_exact(view: TorchView, like: Bits) -> bool:

@@ -112,9 +112,7 @@ def apply_domain(view: View, task: DomainTask, expected: Expected, undo: Undo | 
     if digest is not None and expected.known[domain]:
         wrong = digest != expected.after[domain] - expected.before[domain]
     else:
-        found = zero()
-        live.scan(found)
-        wrong = found != expected.after[domain]
+        wrong = live.digest() != expected.after[domain]
     if wrong.any():
         raise ChecksumError(
             "the weights would not be those of the version: what was live is not the base, or the version is damaged",

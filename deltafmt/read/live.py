@@ -57,10 +57,17 @@ class LiveDomain:
         for module, view, _ in self.parts:
             module.gather_dense(view, bits)
 
-    def scan(self, digest: Digest) -> None:
-        """Add the digest of all elements, each counted once."""
-        for module, view, _ in self.parts:
-            module.scan(view, digest, self.like)
+    def scan(self) -> native.Sums:
+        """Digest of each of the domain's segments, shape (segments, 2); those not counted have zero."""
+        sums = np.zeros((len(self.parts[0][2]), 2), np.uint64)
+        for module, view, own in self.parts:
+            sums[own] = module.scan(view, self.like)
+        return sums
+
+    def digest(self) -> Digest:
+        """Digest of all elements, each counted once."""
+        total: Digest = self.scan().sum(axis=0, dtype=np.uint64)
+        return total
 
     @property
     def cast_exact(self) -> bool:
@@ -71,10 +78,6 @@ class LiveDomain:
     def like(self) -> Bits:
         """An empty array of the domain's element type."""
         return np.empty(0, f"<u{self.width}")
-
-    def only(self, chosen: Chosen) -> LiveDomain:
-        """The same with some segments counted, the others not."""
-        return LiveDomain([(m, view.only(chosen[own]), own) for m, view, own in self.parts], self.width)
 
     def restricted(self, chosen: Chosen) -> LiveDomain:
         """The same without the segments that are not chosen."""

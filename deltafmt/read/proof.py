@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from deltafmt.errors import ChecksumError, NotFoundError
 from deltafmt.format.records import DomainTable, Manifest
-from deltafmt.kernels.digest import Digest, zero
+from deltafmt.kernels.digest import Digest
 from deltafmt.read.history import History, Stored
 from deltafmt.read.live import LiveDomain
 from deltafmt.read.pool import run_bounded
@@ -84,9 +84,8 @@ def audit(replica: Replica, stored: Stored, turn: int) -> None:
     rows = np.flatnonzero(view.table.full[listed])
     for k in range(min(count, len(rows))):
         row = int(rows[(turn * count + k) % len(rows)])
-        found = zero()
         domain = int(listed[row])
-        view.domain(domain).scan(found)
+        found = view.domain(domain).digest()
         expected = (manifest.domains.digest0[row], manifest.domains.digest1[row])
         if tuple(found) != expected:
             raise _differs(manifest, view.name(domain))
@@ -155,7 +154,7 @@ def _scan(
     """Digest sums per tensor, and digests of domains that are held whole and contain a tensor that is not."""
     table = view.table
 
-    def scan(domain: int) -> tuple[int, list[tuple[int, Digest]]]:
+    def scan(domain: int) -> tuple[int, npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
         live = view.domain(domain)
         if not live.cast_exact:
             raise ChecksumError(
@@ -163,23 +162,20 @@ def _scan(
                 kind="content-mismatch",
                 where=view.name(domain),
             )
-        rows = list(table.segment_rows(domain))
-        _check_copies(view, domain, live, table.counted[rows])
-        sources = table.source[rows]
-        found = []
-        for row in dict.fromkeys(sources.tolist()):
-            digest = zero()
-            live.only(sources == row).scan(digest)
-            found.append((row, digest))
-        return domain, found
+        segments = table.segment_rows(domain)
+        segment = slice(segments.start, segments.stop)
+        _check_copies(view, domain, live, table.counted[segment])
+        rows, of_segment = np.unique(table.source[segment], return_inverse=True)
+        found = np.zeros((len(rows), 2), np.uint64)
+        np.add.at(found, of_segment, live.scan())
+        return domain, rows, found
 
     sums = np.zeros((len(view.schema), 2), np.uint64)
     partial: dict[int, Digest] = {}
-    for domain, found in run_bounded(scan, domains.tolist(), threads=threads):
-        for row, digest in found:
-            sums[row] += digest
-        if table.full[domain] and not all(whole[row] for row, _ in found):
-            partial[domain] = np.sum([digest for _, digest in found], axis=0, dtype=np.uint64)
+    for domain, rows, found in run_bounded(scan, domains.tolist(), threads=threads):
+        sums[rows] += found
+        if table.full[domain] and not whole[rows].all():
+            partial[domain] = found.sum(axis=0, dtype=np.uint64)
     return sums, partial
 
 

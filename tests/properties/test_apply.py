@@ -140,7 +140,7 @@ def test_changes_land_everywhere_undo_and_digest(seed: int) -> None:
         gathered = np.zeros_like(old)
         gather_dense(view, gathered)
         assert (gathered == old).all()
-        scan(view, total, old)
+        total += scan(view, old).sum(axis=0)
         positions = np.flatnonzero(old != new).astype(np.uint32)
         undo = np.zeros(len(positions), old.dtype)
         if case.rng.random() < 0.5:
@@ -172,8 +172,7 @@ def test_a_cast_target_carries_bf16_bits_in_its_upper_half() -> None:
     live = bits.astype(np.uint32) << np.uint32(16)
     view = DomainView(table, 0, np.array([live.ctypes.data], np.int64), 2)
     assert cast_exact(view, bits)
-    digest = zero()
-    scan(view, digest, bits)
+    digest = scan(view, bits).sum(axis=0)
     assert digest.tolist() == plain_digest("w", bits.tobytes())
     apply_step(view, np.array([5], np.uint32), np.array([1], np.uint16), 1, None, zero())
     assert live[5] == (int(bits[5]) + 1) << 16
