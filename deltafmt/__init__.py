@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from deltafmt.read.options import ReadOptions
     from deltafmt.read.receiver import Receiver
     from deltafmt.schema import Schema, TensorSpec
-    from deltafmt.write.detect import SnapshotDetector
     from deltafmt.write.options import WriterOptions
-    from deltafmt.write.writer import PendingVersion, Writer
+    from deltafmt.write.pending import PendingVersion
+    from deltafmt.write.snapshot import SnapshotDetector
+    from deltafmt.write.writer import Writer
 
 __version__ = "0.1.0"
 
@@ -62,9 +63,10 @@ _HOMES = {
     "read.options": ("ReadOptions",),
     "read.receiver": ("Receiver",),
     "schema": ("Schema", "TensorSpec"),
-    "write.detect": ("SnapshotDetector",),
     "write.options": ("WriterOptions",),
-    "write.writer": ("PendingVersion", "Writer"),
+    "write.pending": ("PendingVersion",),
+    "write.snapshot": ("SnapshotDetector",),
+    "write.writer": ("Writer",),
 }
 _HOME_OF = {name: f"{__name__}.{home}" for home, names in _HOMES.items() for name in names}
 

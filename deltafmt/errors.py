@@ -118,7 +118,6 @@ REASONS: dict[str, str] = {
     "schema-differs": "tensors whose names, dtypes or shapes are not those expected",
     "meta-invalid": "labels that msgpack cannot hold, or that are too large",
     "way-withdrawn": "a further way whose shards retention removed before the way existed",
-    "writer-unsupported": "a kind of writer that this build does not have",
     "element-unowned": "an element that no rank holds, so that no version can have it",
     "replicas-differ": "ranks that hold one part of a tensor with different bits",
     "rank-missing": "a rank that has not delivered, or not in time",

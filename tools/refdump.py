@@ -91,8 +91,8 @@ OBJECTS = {
     "attempt": {
         "lineage": "bin16", "version": "int", "base": "int?", "base_digest": "bin32?", "attempt": "bin16", "job": "bin16",
         "coordinator": "bin16", "round": "int", "purpose": "int", "writers": "int", "created": "int", "data": "bool",
-        "meta": "map", "schema": "bin32?", "tiling": "bin32?", "holdings": "column u1", "owner": "column u4",
-        "holders": "column u4",
+        "beside": "bool", "meta": "map", "schema": "bin32?", "tiling": "bin32?", "holdings": "column u1",
+        "owner": "column u4", "holders": "column u4",
     },
     "answer": {
         "attempt": "bin16", "writer": "int", "failure": "map", "dtypes": "texts", "tensors": "TensorTable",

@@ -18,7 +18,7 @@ from deltafmt.schema import Schema
 HOLDING_BYTES = 16
 DONE, CONFLICT, AGAIN, FAILED, UNKNOWN = range(5)
 """Outcomes in a verdict."""
-WRITE, PROVE = 0, 1
+WRITE, PROVE, ANCHOR = 0, 1, 2
 """Purposes of an attempt."""
 
 Parts = tuple[tuple[str, Box], ...]

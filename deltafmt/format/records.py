@@ -349,10 +349,13 @@ class Attempt:
     job: bytes = _entry("bin16", "digest of the job's name: ranks of other jobs take no part")
     coordinator: bytes = _entry("bin16", "random id of the process that calls")
     round: int = _entry("int", "number of the call among those of its coordinator, ascending")
-    purpose: int = _entry("int", "0 write the version, 1 prove that the ranks hold the base")
+    purpose: int = _entry(
+        "int", "0 write the version, 1 prove that the ranks hold the base, 2 add an anchor to the version"
+    )
     writers: int = _entry("int", "number of writer ranks")
     created: int = _entry("int", "time of the call, milliseconds since 1970 UTC")
     data: bool = _entry("bool", "false for an anchor whose bytes are elsewhere")
+    beside: bool = _entry("bool", "whether the ranks add an anchor to the version once it is there")
     meta: dict[str, Any] = _entry("map", "labels of the version, as in its manifest")
     schema: bytes | None = _entry(
         "bin32?", "digest of the schema of the result; nil: ranks tell what they hold"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -194,6 +194,13 @@ class History:
                 data, self.schema(schema), where=key, digest=digest, schema_digest=schema
             )
         return self._tilings[digest]
+
+    def know(self, schemas: Mapping[bytes, Schema], tilings: Mapping[bytes, Tiling]) -> None:
+        """Take in contents by their digests, so that they need not be read."""
+        for digest, schema in schemas.items():
+            self._schemas.setdefault(digest, schema)
+        for digest, tiling in tilings.items():
+            self._tilings.setdefault(digest, tiling)
 
     def remember(self, stored: Stored) -> None:
         """Take in a manifest that was just read or committed."""

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from deltafmt.errors import FormatError, IncompleteError, NotFoundError
 from deltafmt.format import keys
-from deltafmt.format.ranks import AGAIN, CONFLICT, DONE, PROVE, emit_verdict, parse_call
+from deltafmt.format.ranks import AGAIN, CONFLICT, DONE, WRITE, emit_verdict, parse_call
 from deltafmt.format.records import Attempt, Verdict
 from deltafmt.read.history import History
 from deltafmt.store import AlreadyExists
@@ -96,7 +96,7 @@ class StoreChannel:
         return found
 
     def verdict(self, call: Attempt, verdict: Verdict) -> None:
-        if verdict.outcome in (DONE, CONFLICT) and call.purpose != PROVE:
+        if verdict.outcome in (DONE, CONFLICT) and call.purpose == WRITE:
             return  # the manifest that is there tells
         self._store.put(keys.verdict_key(call.version, call.attempt), emit_verdict(verdict))
 
@@ -183,7 +183,7 @@ class StoreChannel:
         if self._store.exists(key):
             verdict = parse_call(self._store.read(key), where=key)
             return verdict if isinstance(verdict, Verdict) else None
-        if call.purpose != PROVE:
+        if call.purpose == WRITE:
             outcome = _committed(self._history, call)
             if outcome is not None:
                 return Verdict(attempt=call.attempt, outcome=outcome, failure={})
@@ -227,7 +227,7 @@ class StoreChannel:
 
 def taken(history: History, call: Attempt) -> bool:
     """Whether another writer has the version that is called for."""
-    return call.purpose != PROVE and _committed(history, call) == CONFLICT
+    return call.purpose == WRITE and _committed(history, call) == CONFLICT
 
 
 def _committed(history: History, call: Attempt) -> int | None:

@@ -12,45 +12,12 @@ import torch
 from deltafmt.kernels.changes import digest_changes, digest_rows, scatter
 from deltafmt.kernels.diff import DiffScratch, find
 from deltafmt.kernels.digest import Digest, digest_run, zero
-from deltafmt.schema import TensorSpec
 from deltafmt.tensors import numpy_bits
 from deltafmt.write.cut import Bits, Cut, Piece
 from deltafmt.write.source import Source
 
 _CROWDED = 128
 """A domain of which more than one element in so many changed may be too much to hold."""
-
-
-class SnapshotDetector:
-    """Compares with a copy of what was published last: exact for every change, whoever made it.
-
-    Costs the memory of the published tensors.
-    """
-
-    def __init__(self) -> None:
-        self.tensors: dict[str, torch.Tensor] = {}
-
-    def __repr__(self) -> str:
-        return f"SnapshotDetector({len(self.tensors)} tensors, {self.nbytes} bytes)"
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the copy."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
-
-    def flats(self, cut: Cut) -> Baseline:
-        """The copy of each tensor of a schema as flat bits; None where there is none of that dtype and shape."""
-        return [
-            self._flat(spec, cut.copy_shape(row)) if spec.alias_of is None else None
-            for row, spec in enumerate(cut.schema)
-        ]
-
-    def _flat(self, spec: TensorSpec, shape: tuple[int, ...]) -> Bits | None:
-        tensor = self.tensors.get(spec.name)
-        same = tensor is not None and tuple(tensor.shape) == shape
-        if tensor is None or not same or str(tensor.dtype).removeprefix("torch.") != spec.dtype:
-            return None
-        return numpy_bits(tensor).reshape(-1)
 
 
 Baseline = list[Bits | None]

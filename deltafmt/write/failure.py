@@ -51,7 +51,7 @@ def rank_failed(failures: Mapping[int, Mapping[str, Any]]) -> DeltafmtError:
         for rank, failure in sorted(failures.items())
     )
     return IncompleteError(
-        "a rank could not do its part, so that there is no version; mend it and publish again",
+        "a rank could not do its part, so that nothing was made; mend it and publish again",
         kind="rank-failed",
         where=ranks,
         found=told,
@@ -60,7 +60,7 @@ def rank_failed(failures: Mapping[int, Mapping[str, Any]]) -> DeltafmtError:
 
 def ranks_missing(missing: list[int], seconds: float) -> IncompleteError:
     return IncompleteError(
-        "ranks have not delivered, so that there is no version; see whether they live, and publish again",
+        "ranks have not delivered, so that nothing was made; see whether they live, and publish again",
         kind="rank-missing",
         where=", ".join(f"rank {rank}" for rank in missing),
         expected=f"an answer within {seconds:g} seconds",

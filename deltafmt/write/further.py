@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from deltafmt.errors import ChecksumError, CommitConflictError, NotFoundError, StoreError
-from deltafmt.format import keys
-from deltafmt.format.records import Manifest
-from deltafmt.format.signing import Signer
-from deltafmt.format.validate import check_manifest
+from deltafmt.format.records import Manifest, Receipt
 from deltafmt.read.history import History, Stored
 from deltafmt.store import Store
-from deltafmt.write.commit import Outcome, check_shards, commit, drop, sealed
+from deltafmt.write.commit import Outcome, check_shards, commit, drop
 from deltafmt.write.cut import Cut
 from deltafmt.write.pack import DomainResult
-from deltafmt.write.way import WayPlan, build_way
+from deltafmt.write.way import WayPlan, manifest_of, write_shard
 
 
 def existing_way(history: History, version: int, base: int | None) -> Manifest | None:
@@ -34,15 +32,16 @@ def further_plan(
     version: int,
     base: int | None,
     *,
+    cut: Cut | None = None,
     tiling: bytes | None = None,
-    sign_with: Signer | None = None,
+    **settings: Any,
 ) -> WayPlan:
     """A way to be added, cut by a tiling of the version's schema (default: as the version is)."""
     target = history.first_way(version)
     manifest = target.manifest
     schema = history.schema(manifest.schema)
     return WayPlan(
-        cut=Cut(schema, history.tiling(tiling or manifest.tiling, manifest.schema)),
+        cut=cut or Cut(schema, history.tiling(tiling or manifest.tiling, manifest.schema)),
         lineage=manifest.lineage,
         version=version,
         base=None if base is None else history.first_way(base),
@@ -50,32 +49,42 @@ def further_plan(
         tensors=np.zeros((len(schema), 2), np.uint64),
         meta={},
         files={},
-        sign_with=sign_with,
+        **settings,
     )
 
 
 def add_way(history: History, plan: WayPlan, results: Iterator[DomainResult]) -> Manifest:
     """Write a further way's shard and make the way exist; returns the manifest that then stands there.
 
-    That may be an equal way by somebody else, who was quicker. Raises `ChecksumError` where the results do
-    not lead to the version's content, `CommitConflictError` (`way-withdrawn`) where retention removed the
-    shard before the way existed; there is no way then.
+    That may be an equal way by somebody else, who was quicker. Raises as `way_of` and `create_way` do.
     """
-    assert plan.target is not None
-    store, target = history.store, plan.target.manifest
-    manifest, _ = build_way(store, plan, results)
+    receipt, _ = write_shard(history.store, plan, results)
     try:
-        check_manifest(
-            manifest, plan.cut.schema, plan.cut.tiling, where=keys.way_key(plan.version, manifest.base)
-        )
-        _check_content(manifest, target, plan)
-        stored, data = sealed(manifest, plan.sign_with)
+        made = way_of(plan, [receipt])
     except BaseException:
-        drop(store, manifest.shard_keys)
+        drop(history.store, [plan.shard_key])
         raise
+    return create_way(history, *made)
+
+
+def way_of(plan: WayPlan, receipts: list[Receipt]) -> tuple[Stored, bytes]:
+    """The manifest of a further way, and its bytes; `ChecksumError` where it does not lead to the version's content."""
+    assert plan.target is not None
+    stored, data = manifest_of(plan, receipts)
+    _check_content(stored.manifest, plan.target.manifest, plan)
+    return stored, data
+
+
+def create_way(history: History, stored: Stored, data: bytes) -> Manifest:
+    """Make a further way exist; returns the manifest that then stands there.
+
+    Raises `CommitConflictError` (`way-withdrawn`) where retention removed the shards before the way existed;
+    there is no way then.
+    """
+    store, manifest = history.store, stored.manifest
     if commit(store, stored, data) is not Outcome.OURS:
         drop(store, manifest.shard_keys)
-        return history.further_way(plan.version, manifest.base).manifest
+        return history.further_way(manifest.version, manifest.base).manifest
     _recheck(store, stored)
     history.remember(stored)
     return manifest

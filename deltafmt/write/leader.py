@@ -5,15 +5,17 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from deltafmt.errors import DeltafmtError
+from deltafmt.errors import DeltafmtError, NotFoundError
 from deltafmt.format.ranks import (
     AGAIN,
     FAILED,
     HOLDING_BYTES,
+    UNKNOWN,
     emit_attempt,
     holding_digest,
     holding_of,
@@ -22,21 +24,32 @@ from deltafmt.format.ranks import (
 from deltafmt.format.records import Answer, Attempt, Receipt, Verdict
 from deltafmt.layout import Layout
 from deltafmt.read.history import History
-from deltafmt.schema import Schema
 from deltafmt.write.channel import Channel, taken
-from deltafmt.write.commit import conflict, now_ms, put_cut
+from deltafmt.write.commit import conflict, now_ms
 from deltafmt.write.cut import Cut
 from deltafmt.write.failure import failure_of, rank_failed, ranks_missing
 from deltafmt.write.ownership import Holding, Ownership, share_out
-from deltafmt.write.ranks import Agreed, Team, Want
+from deltafmt.write.ranks import Agreed, M, Ranks, Want
 from deltafmt.write.receipts import check_receipts
+from deltafmt.write.root import prepare
 
 _NO_ANSWER = {"error": "IncompleteError", "message": "it did not say what it holds"}
 _UNKNOWN_HOLDING = bytes(HOLDING_BYTES)
 
 
-class Leader(Team):
+@dataclass(frozen=True, kw_only=True)
+class _Shares:
+    """Who stores what, as long as ranks hold what `key` says."""
+
+    key: bytes
+    ownership: Ownership
+    cut: Cut
+
+
+class Leader(Ranks):
     """Rank 0."""
+
+    leads = True
 
     def __init__(
         self,
@@ -56,7 +69,7 @@ class Leader(Team):
         self._round = 0
         self._domain_elements, self._layouts = domain_elements, layouts
         self._holdings: dict[int, tuple[bytes, Holding]] = {}
-        self._shares: tuple[bytes, Ownership, bytes, bytes] | None = None
+        self._shares: _Shares | None = None
         self._waiting: Attempt | None = None
 
     def forget(self) -> None:
@@ -64,11 +77,8 @@ class Leader(Team):
         super().forget()
         self._holdings.clear()
 
-    def open(self, want: Want, prepare: Callable[[Schema], bytes]) -> Agreed:
-        """Agree with all ranks on who stores what, and call them to it.
-
-        `prepare` makes the root for the common schema where there is none, and returns the lineage's id.
-        """
+    def open(self, want: Want) -> Agreed:
+        """Agree with all ranks on who stores what, and call them to it."""
         own = want.holding.digest
         if self._holdings.get(0, (own,))[0] != own:
             # What has changed here has most likely changed elsewhere too.
@@ -79,7 +89,7 @@ class Leader(Team):
             try:
                 if len(self._holdings) == self.world:
                     shares = self._share_out()
-                    lineage = prepare(shares.schema)
+                    lineage = self._prepared(want)
             except Exception as error:
                 self.refuse(want, error)
                 raise
@@ -104,17 +114,42 @@ class Leader(Team):
                 self._channel.replies(call)
             self._fail(call, error)
 
-    def gather(self, agreed: Agreed, receipt: Receipt | Exception) -> list[Receipt] | None:
-        """Receipts of all ranks, checked and ascending by rank; None if ranks turned out to hold something else.
+    def close(
+        self,
+        agreed: Agreed,
+        receipt: Receipt | Exception,
+        *,
+        assemble: Callable[[list[Receipt]], M],
+        create: Callable[[M], int],
+    ) -> int:
+        """Gather all receipts, make what they add up to, and tell all ranks how it ended."""
+        receipts = self._gather(agreed, receipt)
+        if receipts is None:
+            self._end(agreed.call, AGAIN)
+            return AGAIN
+        try:
+            made = assemble(receipts)
+        except Exception as error:
+            self._fail(agreed.call, error)
+            raise
+        try:
+            outcome = create(made)
+        except NotFoundError as error:
+            self._fail(agreed.call, error)
+            raise
+        except BaseException:
+            self._end(agreed.call, UNKNOWN)
+            raise
+        self._end(agreed.call, outcome)
+        return outcome
 
-        Raises, on all ranks, what made the attempt fail; `receipt` is the leader's own or what went wrong.
-        """
+    def _gather(self, agreed: Agreed, receipt: Receipt | Exception) -> list[Receipt] | None:
+        """Receipts of all ranks, checked and ascending by rank; None if ranks turned out to hold something else."""
         call = agreed.call
         try:
             answers, receipts = self._replies(call, None if isinstance(receipt, Receipt) else receipt)
             if answers:
                 self._learn(answers)
-                self.end(agreed, AGAIN)
                 return None
             assert isinstance(receipt, Receipt)
             everyone = [receipt, *(receipts[rank] for rank in range(1, self.world))]
@@ -125,17 +160,11 @@ class Leader(Team):
             raise
         return everyone
 
-    def end(self, agreed: Agreed, outcome: int) -> None:
+    def _end(self, call: Attempt, outcome: int) -> None:
         """Tell all ranks how the attempt has ended."""
         self._waiting = None
         with suppress(DeltafmtError):
-            self._channel.verdict(
-                agreed.call, Verdict(attempt=agreed.call.attempt, outcome=outcome, failure={})
-            )
-
-    def fail(self, agreed: Agreed, error: Exception) -> None:
-        """Tell all ranks that the attempt has failed."""
-        self._fail(agreed.call, error)
+            self._channel.verdict(call, Verdict(attempt=call.attempt, outcome=outcome, failure={}))
 
     def _fail(self, call: Attempt, error: Exception) -> None:
         self._waiting = None
@@ -161,9 +190,10 @@ class Leader(Team):
             writers=self.world,
             created=now_ms(),
             data=want.data,
+            beside=want.beside,
             meta=want.meta,
-            schema=None if self._shares is None or shares is None else self._shares[2],
-            tiling=None if self._shares is None or shares is None else self._shares[3],
+            schema=None if self._shares is None or shares is None else self._shares.cut.schema_digest,
+            tiling=None if self._shares is None or shares is None else self._shares.cut.tiling_digest,
             holdings=np.frombuffer(b"".join(known), np.uint8),
             owner=none if shares is None else shares.owner.astype("<u4"),
             holders=none if shares is None else shares.holders.astype("<u4"),
@@ -218,10 +248,12 @@ class Leader(Team):
 
     def _share_out(self) -> Ownership:
         key = b"".join(self._holdings[rank][0] for rank in range(self.world))
-        if self._shares is None or self._shares[0] != key:
+        if self._shares is None or self._shares.key != key:
             holdings = [self._holdings[rank][1] for rank in range(self.world)]
             shares = share_out(holdings, domain_elements=self._domain_elements, layouts=self._layouts)
-            cut = Cut(shares.schema, shares.tiling)
-            put_cut(self._history.store, cut)
-            self._shares = (key, shares, cut.schema_digest, cut.tiling_digest)
-        return self._shares[1]
+            self._shares = _Shares(key=key, ownership=shares, cut=Cut(shares.schema, shares.tiling))
+        return self._shares.ownership
+
+    def _prepared(self, want: Want) -> bytes:
+        assert self._shares is not None
+        return prepare(self._history, self._shares.cut, want.base, purpose=want.purpose)

@@ -18,12 +18,18 @@ from deltafmt.write.source import check_tensors
 
 
 class Local:
-    """How local tensors are to be read: through a layout, or as whole tensors by name."""
+    """How local tensors are to be read: through a layout, or as whole tensors by name.
 
-    def __init__(self, schema: Schema | None, layout: Layout | None, publish_dtype: PublishDtype) -> None:
+    `alone`, they must be all tensors of the schema given, and stand in the order in which they are named.
+    """
+
+    def __init__(
+        self, schema: Schema | None, layout: Layout | None, publish_dtype: PublishDtype, *, alone: bool
+    ) -> None:
         self._schema = schema
         self.layout = layout
         self._publish_dtype = publish_dtype
+        self._alone = alone
         self._validated: tuple[Schema, dict[str, TargetInfo]] | None = None
         self._last: Holding | None = None
 
@@ -31,7 +37,7 @@ class Local:
         self, named_tensors: NamedTensors, history: History
     ) -> tuple[dict[str, torch.Tensor], Holding]:
         """The tensors by name, and what of the canonical ones they hold; checked, the same object while it is equal."""
-        tensors = named(named_tensors)
+        tensors = named(named_tensors, may_copy=self.layout is None)
         check_count(len(tensors))
         check_tensors(tensors)
         found = self._whole(tensors) if self.layout is None else self._placed(tensors, self.layout, history)
@@ -41,8 +47,14 @@ class Local:
 
     def _whole(self, tensors: Mapping[str, torch.Tensor]) -> Holding:
         own = published_schema(tensors, self._publish_dtype)
-        if self._schema is None:
-            return Holding.whole(own, own.names)
+        if self._alone and self._schema is not None and set(own) != set(self._schema):
+            differ = sorted({spec.name for spec in set(own) ^ set(self._schema)})
+            raise SchemaError(
+                "tensors do not fit the schema given", kind="schema-differs", where=", ".join(differ[:5])
+            )
+        if self._schema is None or self._alone:
+            same = self._last is not None and self._last.schema == own
+            return self._last if same and self._last is not None else Holding.whole(own, own.names)
         specs = {spec.name: spec for spec in self._schema}
         for spec in own:
             known = specs.get(spec.name)

@@ -23,7 +23,7 @@ class WriterOptions:
     is the number of domains worked on at once (None: one per core, at most eight). `sign_with` signs every
     manifest; versions that are gone on from must then be signed with the same key, or with one of `trust`.
 
-    Of several ranks, `rank_timeout_seconds` is how long they wait for one another. Ranks without a process
+    Of several ranks, rank 0's options count for what a version gets. `rank_timeout_seconds` is how long they wait for one another. Ranks without a process
     group find one another by `job`, a name that they share with no other job on the root, nor with an earlier
     start of their own (None: what torchrun or Slurm say of the job; without those, one job at a time).
     """

@@ -22,10 +22,14 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Holding:
-    """What one rank holds: the tensors that it knows of, and (owner's name, box) of its parts of them."""
+    """What one rank holds: the tensors that it knows of, and (owner's name, box) of its parts of them.
+
+    `is_whole` says that these are all of them, one by one.
+    """
 
     schema: Schema
     boxes: tuple[tuple[str, Box], ...]
+    is_whole: bool = False
 
     @cached_property
     def digest(self) -> bytes:
@@ -36,7 +40,8 @@ class Holding:
     def whole(cls, schema: Schema, names: Iterable[str]) -> Holding:
         """Whole tensors by name."""
         owners = dict.fromkeys(schema.resolve(name).name for name in names)
-        return cls(schema, tuple((name, Box.full(schema[name].shape)) for name in owners))
+        boxes = tuple((name, Box.full(schema[name].shape)) for name in owners)
+        return cls(schema, boxes, is_whole=len(owners) == len(schema.owners))
 
     @classmethod
     def placed(cls, schema: Schema, layout: Layout) -> Holding:

@@ -9,18 +9,13 @@ import numpy as np
 import torch
 
 from deltafmt.addresses import contiguous_strides
-from deltafmt.errors import BaseMismatchError, IncompleteError
-from deltafmt.format.records import Manifest
+from deltafmt.errors import IncompleteError
 from deltafmt.geometry import Box
 from deltafmt.kernels.digest import Digest, zero
 from deltafmt.layout import Layout, Placement
-from deltafmt.read.history import History, Stored
-from deltafmt.read.materialize import materialize
-from deltafmt.read.views import goes_on
-from deltafmt.schema import Schema
-from deltafmt.tensors import empty, numpy_bits, torch_dtype
+from deltafmt.tensors import numpy_bits, torch_dtype
 from deltafmt.write.cut import PIECE_ELEMENTS, Bits, Cut, Piece
-from deltafmt.write.detect import SnapshotDetector, add_piece, copy_live
+from deltafmt.write.detect import add_piece
 from deltafmt.write.pack import in_order
 from deltafmt.write.source import LiveSource, Source
 
@@ -107,57 +102,3 @@ def copy_layout(cut: Cut, names: Iterable[str]) -> Layout:
             name, place = cut.schema.tensors[tensor].name, int(cut.part.box_place[row])
             placements.append(Placement(name, box, name, place, contiguous_strides(box.shape)))
     return Layout(placements)
-
-
-def own_layout(cut: Cut, tensors: Mapping[str, torch.Tensor]) -> Layout | None:
-    """The layout of a copy; None where it holds whole tensors."""
-    if cut.part is None:
-        return None
-    return copy_layout(cut, [name for name, tensor in tensors.items() if tensor.numel()])
-
-
-def read_part(history: History, stored: Stored, cut: Cut, detector: SnapshotDetector, threads: int) -> None:
-    """Read this rank's own part of a version, as far as its tensors go on under the cut's schema."""
-    old = history.schema(stored.manifest.schema)
-    detector.tensors = {}
-    tensors = _new_copy(cut, [name for name in _owners(cut.schema) if goes_on(old, cut.schema[name])])
-    full = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
-    if full:
-        layout = copy_layout(cut, full)
-        materialize(history, stored.manifest.version, full, layout=layout, threads=threads)
-    detector.tensors = tensors
-
-
-def copy_part(cut: Cut, manifest: Manifest, source: Source, detector: SnapshotDetector, threads: int) -> None:
-    """Copy this rank's live part of an anchor, proving it by the anchor's digests of domains.
-
-    `BaseMismatchError` if the tensors have moved on.
-    """
-    detector.tensors = {}
-    copies, sums = take_part(cut, source, threads)
-    table = manifest.domains
-    expected = table.lanes[np.searchsorted(table.domain, cut.domains)]
-    for domain, digest, wanted in zip(cut.domains, sums, expected, strict=True):
-        if (sum(digest.values(), zero()) != wanted).any():
-            raise BaseMismatchError(
-                "the tensors are not those of the version",
-                kind="content-mismatch",
-                where=f"version {manifest.version}, domain {domain}",
-            )
-    detector.tensors = copies
-
-
-def take_part(
-    cut: Cut, source: Source, threads: int
-) -> tuple[dict[str, torch.Tensor], list[dict[int, Digest]]]:
-    """A copy of this rank's live part, and per own domain what each tensor's digest gains by it."""
-    copies = _new_copy(cut, _owners(cut.schema))
-    return copies, list(in_order(lambda domain: copy_live(cut, source, copies, domain), cut.domains, threads))
-
-
-def _owners(schema: Schema) -> list[str]:
-    return [schema.tensors[row].name for row in schema.owners]
-
-
-def _new_copy(cut: Cut, names: Iterable[str]) -> dict[str, torch.Tensor]:
-    return {name: empty(cut.schema[name].dtype, cut.copy_shape(cut.schema.index(name))) for name in names}

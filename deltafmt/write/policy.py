@@ -1,16 +1,13 @@
-"""Further ways that a writer adds behind its versions: anchors, and squashes for receivers that fall behind."""
+"""Further ways that a writer adds behind its versions, for receivers that fall behind."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-
-import torch
 
 from deltafmt.errors import DeltafmtError
 from deltafmt.read.history import History
-from deltafmt.write.anchor import add_anchor_way
 from deltafmt.write.options import WriterOptions
 from deltafmt.write.squash import add_squash_way
 
@@ -37,39 +34,20 @@ def spans(version: int, longest: int) -> list[int]:
     return sorted(span for span in found if 2 <= span <= min(version, longest))
 
 
-def add_ways(
-    history: History,
-    version: int,
-    options: WriterOptions,
-    tensors: Mapping[str, torch.Tensor] | None,
-) -> None:
-    """Add what the options ask for to a version that has just been committed.
-
-    `tensors` hold the version (None: not at hand, so no anchor). The version stands without its further
-    ways: what goes wrong is a warning.
-    """
-    threads, signer = options.workers, options.sign_with
-    every = options.anchor_every
-    if every is not None and version % every == 0 and tensors is not None:
-        _try(
-            version,
-            "anchor",
-            lambda: add_anchor_way(history, version, tensors, threads=threads, sign_with=signer),
-        )
+def add_squashes(history: History, version: int, options: WriterOptions) -> None:
+    """Add the squashes that the options ask for to a version that has just been committed."""
     if options.squash is None:
         return
+    threads, signer = options.workers, options.sign_with
     for span in spans(version, options.squash):
         base = version - span
-        done = _try(
-            version,
-            f"way from {base}",
-            partial(add_squash_way, history, base, version, threads=threads, sign_with=signer, reread=False),
-        )
-        if not done:
+        add = partial(add_squash_way, history, base, version, threads=threads, sign_with=signer, reread=False)
+        if not attempted(version, f"way from {base}", add):
             break
 
 
-def _try(version: int, what: str, add: Callable[[], object]) -> bool:
+def attempted(version: int, what: str, add: Callable[[], object]) -> bool:
+    """Whether a further way was added; the version stands without it, so that what goes wrong is a warning."""
     try:
         add()
     except DeltafmtError as error:

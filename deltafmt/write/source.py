@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -30,6 +30,20 @@ class GivenSource:
         bits = self._bits[domain]
         for piece in self._cut.pieces(domain):
             yield piece, bits[piece.position : piece.position + piece.volume]
+
+
+class CopiedSource:
+    """A detector's copy, as flat bits of each tensor of the schema."""
+
+    def __init__(self, cut: Cut, flats: Sequence[Bits | None]) -> None:
+        self._cut, self._flats = cut, flats
+
+    def pieces(self, domain: int) -> Iterator[tuple[Piece, Bits]]:
+        """The domain's pieces with their bits: views of the copy, or scratch to be used at once."""
+        for piece in self._cut.pieces(domain):
+            flat = self._flats[piece.tensor]
+            assert flat is not None
+            yield piece, piece.copied(flat, self._cut.schema.tensors[piece.tensor].shape)
 
 
 class LiveSource:

@@ -7,24 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from deltafmt.errors import BaseMismatchError, CommitConflictError, NotFoundError, SchemaError
-from deltafmt.format.chunk import ColumnHead, PackedChunk
 from deltafmt.format.records import Manifest
-from deltafmt.kernels.digest import Digest
-from deltafmt.read.fetch import StagedChunk
+from deltafmt.kernels.digest import Digest, zero
 from deltafmt.read.history import History, Stored
-from deltafmt.read.materialize import allocate, materialize
-from deltafmt.read.materialize import follow as apply_way
 from deltafmt.read.views import goes_on
 from deltafmt.schema import Schema
-from deltafmt.tensors import empty
 from deltafmt.write.cut import Cut
-from deltafmt.write.detect import SnapshotDetector, copy_live, put_changes
-from deltafmt.write.pack import Kept, WayParts, in_order
-from deltafmt.write.part import own_layout
-from deltafmt.write.source import LiveSource
 
 
 @dataclass(kw_only=True)
@@ -38,31 +28,6 @@ class Base:
     @property
     def version(self) -> int:
         return self.stored.manifest.version
-
-
-def fill_from_lineage(history: History, stored: Stored, detector: SnapshotDetector, threads: int) -> None:
-    """Read a version into the detector's copy."""
-    schema = history.schema(stored.manifest.schema)
-    detector.tensors = {}
-    tensors = allocate(schema)
-    materialize(history, stored.manifest.version, tensors, threads=threads)
-    detector.tensors = tensors
-
-
-def fill_from_live(
-    cut: Cut,
-    manifest: Manifest,
-    tensors: Mapping[str, torch.Tensor],
-    detector: SnapshotDetector,
-    threads: int,
-) -> None:
-    """Copy live tensors that hold the version, proving it by digest; `BaseMismatchError` if they do not."""
-    copies = _reusable(cut, detector)
-    detector.tensors = {}
-    source = LiveSource(cut, tensors)
-    found = in_order(lambda domain: copy_live(cut, source, copies, domain), range(len(cut)), threads)
-    check_sums(cut.schema, summed(found, len(cut.schema)), manifest)
-    detector.tensors = copies
 
 
 def summed(parts: Iterable[Mapping[int, Digest]], tensors: int) -> npt.NDArray[np.uint64]:
@@ -86,6 +51,22 @@ def check_sums(schema: Schema, sums: npt.NDArray[np.uint64], manifest: Manifest)
         )
 
 
+def check_domains(cut: Cut, gained: Iterable[Mapping[int, Digest]], anchor: Manifest) -> None:
+    """Raise `BaseMismatchError` unless an anchor gives its own digests to a rank's domains.
+
+    `gained` is what each tensor's digest gains by each of them.
+    """
+    table = anchor.domains
+    expected = table.lanes[np.searchsorted(table.domain, cut.domains)]
+    for domain, digest, wanted in zip(cut.domains, gained, expected, strict=True):
+        if (sum(digest.values(), zero()) != wanted).any():
+            raise BaseMismatchError(
+                "the tensors are not those of the version",
+                kind="content-mismatch",
+                where=f"version {anchor.version}, domain {domain}",
+            )
+
+
 def newest_to_resume(history: History, version: int | None) -> int:
     """The newest version; `CommitConflictError` if another one is asked for, `NotFoundError` before the first."""
     newest = history.latest()
@@ -98,28 +79,6 @@ def newest_to_resume(history: History, version: int | None) -> int:
             "only the newest version can be resumed", kind="version-taken", expected=newest, found=version
         )
     return newest
-
-
-def follow(
-    history: History, stored: Stored, cut: Cut, parts: WayParts, detector: SnapshotDetector, threads: int
-) -> None:
-    """Bring the detector's copy from the base to a version just committed, by what was stored of it."""
-    tensors = _reusable(cut, detector)
-    kept = parts.kept or Kept()
-    baseline = detector.flats(cut)
-    detector.tensors = {}
-    # Domains of which changes were kept have no part that is new: all of it is in the copy.
-    changes = kept.changes
-    for _ in in_order(lambda d: put_changes(cut, baseline, d, *changes[d]), changes, threads):
-        pass
-    if kept.chunks or not kept.complete:
-        chunks = [_staged(chunk) for chunk in kept.chunks] if kept.complete else None
-        full = {name: tensor for name, tensor in tensors.items() if tensor.numel() or cut.part is None}
-        layout = own_layout(cut, full)
-        apply_way(
-            history, stored, full, layout=layout, chunks=chunks, without=changes.keys(), threads=threads
-        )
-    detector.tensors = tensors
 
 
 def merged_digests(base: Base | None, cut: Cut, manifest: Manifest) -> dict[int, Digest]:
@@ -158,25 +117,3 @@ def check_dtypes(
                 expected=old[spec.name].dtype,
                 found=spec.dtype,
             )
-
-
-def _reusable(cut: Cut, detector: SnapshotDetector) -> dict[str, torch.Tensor]:
-    """Copies of a schema's owners: those that the detector has, new ones for the rest."""
-    copies = {}
-    for row in cut.schema.owners:
-        spec, shape = cut.schema.tensors[row], cut.copy_shape(row)
-        tensor = detector.tensors.get(spec.name)
-        fits = tensor is not None and (str(tensor.dtype), tuple(tensor.shape)) == (
-            f"torch.{spec.dtype}",
-            shape,
-        )
-        copies[spec.name] = tensor if tensor is not None and fits else empty(spec.dtype, shape)
-    return copies
-
-
-def _staged(chunk: PackedChunk) -> StagedChunk:
-    names = ("column", "codec", "stored", "raw", "crc")
-    columns = tuple(ColumnHead(**dict(zip(names, row, strict=True))) for row in chunk.columns)
-    return StagedChunk(
-        head=chunk.head, columns=columns, data=memoryview(b"".join(chunk.buffers)), where="own chunk"
-    )

@@ -6,15 +6,16 @@ import os
 import sys
 from typing import Any
 
-from deltafmt.errors import UnsupportedError
 from deltafmt.format.checksum import blake2b
 from deltafmt.format.ranks import HOLDING_BYTES
 from deltafmt.read.history import History
 from deltafmt.tiling import DOMAIN_ELEMENTS
 from deltafmt.write.channel import Channel, StoreChannel
+from deltafmt.write.follower import Follower
 from deltafmt.write.leader import Leader
 from deltafmt.write.options import WriterOptions
-from deltafmt.write.ranks import Follower
+from deltafmt.write.ranks import Team
+from deltafmt.write.solo import Solo
 
 _JOB_VARIABLES = (
     "TORCHELASTIC_RUN_ID",
@@ -28,10 +29,8 @@ _JOB_VARIABLES = (
 """What the ranks of a job find equal in their environments, and those of another job do not."""
 
 
-def make_team(
-    history: History, *, rank: int, world_size: int, group: Any, options: WriterOptions
-) -> Leader | Follower | None:
-    """The ranks that write together; None for a writer of its own.
+def make_team(history: History, *, rank: int, world_size: int, group: Any, options: WriterOptions) -> Team:
+    """The ranks that write together.
 
     They talk by the process group given, by torch.distributed's default one if it has just these ranks, and
     otherwise through the root.
@@ -41,13 +40,7 @@ def make_team(
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} of {world_size} ranks")
     if world_size == 1:
-        return None
-    if options.anchor_every is not None:
-        raise UnsupportedError(
-            "writers of several ranks add no anchors by themselves; Lineage.add_anchor does",
-            kind="writer-unsupported",
-            where="anchor_every",
-        )
+        return Solo(history, domain_elements=options.domain_elements, layouts=options.tile_for)
     channel = _channel(history, rank, world_size, group, options)
     if rank:
         return Follower(channel, history, rank=rank, world=world_size)

@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from deltafmt.errors import IncompleteError
 from deltafmt.format import keys
 from deltafmt.format.chunk import PackedChunk
 from deltafmt.format.records import DigestTable, Footer, Manifest, Receipt
 from deltafmt.format.signing import Signer
+from deltafmt.format.validate import check_manifest
 from deltafmt.kernels.diff import DiffScratch
 from deltafmt.kernels.digest import Digest
 from deltafmt.read.history import Stored
 from deltafmt.store import Store
-from deltafmt.write.commit import now_ms
+from deltafmt.write.commit import now_ms, sealed
 from deltafmt.write.cut import Cut
 from deltafmt.write.dense import encode_dense
 from deltafmt.write.detect import Baseline, Detected, detect, digest_of, take_all
@@ -67,12 +69,28 @@ class WayPlan:
         return (old.schema, old.tiling) != (self.cut.schema_digest, self.cut.tiling_digest)
 
     @property
+    def base_version(self) -> int | None:
+        """The version that the way starts from."""
+        return None if self.base is None else self.base.manifest.version
+
+    @property
+    def shard_key(self) -> str:
+        """Where this writer's shard is put."""
+        return keys.shard_key(
+            version=self.version,
+            base=self.base_version,
+            attempt=self.attempt,
+            writer=self.writer,
+            further=self.target is not None,
+        )
+
+    @property
     def identity(self) -> dict[str, Any]:
         """The fields that the manifest, the footers and the receipts of a way share."""
         return {
             "lineage": self.lineage,
             "version": self.version,
-            "base": None if self.base is None else self.base.manifest.version,
+            "base": self.base_version,
             "schema": self.cut.schema_digest,
             "tiling": self.cut.tiling_digest,
             "attempt": self.attempt,
@@ -122,34 +140,20 @@ def _large_bytes(cut: Cut, domain: int) -> int:
     return volume * (cut.width(domain) + _COLUMNS_BYTES)
 
 
-def build_way(
-    store: Store, plan: WayPlan, results: Iterator[DomainResult] | list[DomainResult]
-) -> tuple[Manifest, WayParts]:
-    """Write the shard of a way that one process writes alone, and assemble the manifest."""
-    receipt, parts = write_shard(store, plan, results)
-    return assemble(plan, [receipt]), parts
-
-
 def write_shard(
     store: Store, plan: WayPlan, results: Iterator[DomainResult] | list[DomainResult]
 ) -> tuple[Receipt, WayParts]:
     """Write this rank's shard; nothing refers to it yet."""
-    base = None if plan.base is None else plan.base.manifest.version
+    base = plan.base_version
     shared = plan.identity | {"writer": plan.writer}
 
     def footer(*, changed: int | None, **tables: Any) -> Footer:
         return Footer(changed=None if base is None else changed, **shared, **tables)
 
-    key = keys.shard_key(
-        version=plan.version,
-        base=base,
-        attempt=plan.attempt,
-        writer=plan.writer,
-        further=plan.target is not None,
-    )
     # An anchor is followed by copying the tensors, a further way by nothing.
     keep = base is not None and plan.target is None
-    shard = ShardWriter(store=store, key=key, digests=None if plan.sign_with is None else [])
+    digests: list[bytes] | None = None if plan.sign_with is None else []
+    shard = ShardWriter(store=store, key=plan.shard_key, digests=digests)
     parts = pack(results, shard, len(plan.cut.schema), footer, keep=keep, shared=plan.shared)
     receipt = Receipt(
         base_digest=None if plan.base is None else plan.base.digest,
@@ -167,7 +171,7 @@ def write_shard(
     return receipt, parts
 
 
-def assemble(plan: WayPlan, receipts: Sequence[Receipt]) -> Manifest:
+def _assembled(plan: WayPlan, receipts: Sequence[Receipt]) -> Manifest:
     """The manifest of a way out of all ranks' receipts, ascending by writer."""
     sums = _with_aliases(plan.cut, plan.tensors + sum_moved(receipts, len(plan.cut.schema)))
     tables = merged(receipts)
@@ -184,6 +188,21 @@ def assemble(plan: WayPlan, receipts: Sequence[Receipt]) -> Manifest:
         **plan.identity,
         **tables,
     )
+
+
+def manifest_of(plan: WayPlan, receipts: list[Receipt]) -> tuple[Stored, bytes]:
+    """The manifest that all ranks' receipts add up to, checked, and its bytes."""
+    if plan.sign_with is not None and any(receipt.chunk_digests is None for receipt in receipts):
+        unsigned = [receipt.writer for receipt in receipts if receipt.chunk_digests is None]
+        raise IncompleteError(
+            "rank 0 signs, so that every rank needs the key (WriterOptions.sign_with)",
+            kind="rank-disagrees",
+            where=", ".join(f"rank {rank}" for rank in unsigned),
+        )
+    manifest = _assembled(plan, receipts)
+    where = f"what the writers of version {plan.version} report"
+    check_manifest(manifest, plan.cut.schema, plan.cut.tiling, where=where)
+    return sealed(manifest, plan.sign_with)
 
 
 def _with_aliases(cut: Cut, sums: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -31,8 +31,8 @@ def course(versions: int, *, share: float = 0.02, **options: Any) -> Course:
 
 
 def broken(run: Course) -> FaultyStore:
-    store = FaultyStore(run.writer._store)
-    run.writer._store = run.writer._history.store = store
+    store = FaultyStore(run.writer._history.store)
+    run.writer._history.store = store
     return store
 
 

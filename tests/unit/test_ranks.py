@@ -15,12 +15,12 @@ from deltafmt.errors import (
     IncompleteError,
     LayoutError,
     SchemaError,
-    UnsupportedError,
+    StoreError,
 )
 from deltafmt.read.newest import read_hint
 from deltafmt.schema import Schema
 from deltafmt.store import MemoryStore, register_protocol
-from deltafmt.testing.faulty import FaultyStore, delayed
+from deltafmt.testing.faulty import FaultyStore, delayed, failing
 from tests.ranks import (
     Tensors,
     anchor,
@@ -338,15 +338,67 @@ def test_an_anchor_without_data_needs_all_ranks_digests_only() -> None:
     assert torch.equal(live["up"], changed(state, 1)["up"])
 
 
-def test_what_one_process_cannot_be_asked_for() -> None:
-    with pytest.raises(UnsupportedError, match="layout"):
-        deltafmt.Writer(memory_root(), layout=deltafmt.Layout(()))
-    with pytest.raises(UnsupportedError, match="add_anchor"):
-        writers(memory_root(), 2, options={"anchor_every": 2})
+def test_what_a_writer_cannot_be_asked_for() -> None:
     with pytest.raises(TypeError, match="process group"):
         deltafmt.Writer(memory_root(), group=object())
     with pytest.raises(ValueError, match="rank 2 of 2"):
         deltafmt.Writer(memory_root(), rank=2, world_size=2)
+
+
+def test_ranks_add_anchors_by_themselves() -> None:
+    root = memory_root()
+    states = [changed(model(), seed) for seed in range(6)]
+    layouts, parts = tensor_parallel(states[0], 2)
+    ranks = writers(root, 2, schema=Schema.of(states[0]), layouts=layouts, options={"anchor_every": 2})
+    # Rank 0's options count.
+    ranks[1] = writers(root, 2, schema=Schema.of(states[0]), layouts=layouts)[1]
+    assert anchor(ranks, parts) == [0, 0]
+    for version, state in enumerate(states[1:], 1):
+        assert publish(ranks, tensor_parallel(state, 2)[1]) == [version, version]
+    lineage = deltafmt.open(root)
+    assert [info.ways for info in lineage.log()] == [(None,), (0,), (1, None), (2,), (3, None), (4,)]
+    anchors = [lineage.history.further_way(version, None).manifest for version in (2, 4)]
+    assert [way.shards.writer.tolist() for way in anchors] == [[0, 1], [0, 1]]
+    lineage.gc(keep_last=1, grace_seconds=0.0, dry_run=False)
+    assert_holds(root, 5, states[5])
+    assert deltafmt.open(root).verify().ok
+
+
+def test_a_rank_that_cannot_do_its_part_of_an_anchor_leaves_the_version_as_it_is() -> None:
+    name, state = secrets.token_hex(8), model()
+    stores = faulty_stores("anchorless")
+    root = f"memory://{name}"
+    ranks = writers(f"anchorless://{name}", 3, options={"anchor_every": 1})
+    assert anchor(ranks, staged_parts(state)) == [0, 0, 0]
+    stores[1].inject(
+        failing(StoreError("away", kind="store-unreachable")), verb="open_sink", key="ways-data/"
+    )
+    for version in (1, 2):
+        assert publish(ranks, staged_parts(changed(state, version))) == [version] * 3
+    lineage = deltafmt.open(root)
+    assert [info.ways for info in lineage.log()] == [(None,), (0,), (1, None)]
+    assert not [key for key in lineage.history.store.list("ways-data") if "00000001/" in key]
+
+
+def test_one_process_may_hold_its_tensors_through_a_layout() -> None:
+    root = memory_root()
+    states = [changed(model(), seed) for seed in range(4)]
+    layouts, parts = tensor_parallel(states[0], 1)
+    options = deltafmt.WriterOptions(anchor_every=2)
+    writer = deltafmt.Writer(root, schema=Schema.of(states[0]), layout=layouts[0], options=options)
+    assert writer.publish_anchor(parts[0]) == 0
+    for version, state in enumerate(states[1:3], 1):
+        assert writer.publish(tensor_parallel(state, 1)[1][0]) == version
+    again = deltafmt.Writer(root, schema=Schema.of(states[0]), layout=layouts[0])
+    assert again.resume(named_tensors=tensor_parallel(states[2], 1)[1][0]) == 2
+    assert again.publish(tensor_parallel(states[3], 1)[1][0]) == 3
+    for version, state in enumerate(states):
+        assert_holds(root, version, state)
+    assert [info.ways for info in deltafmt.open(root).log()] == [(None,), (0,), (1, None), (2,)]
+    holes = deltafmt.Layout(p for p in layouts[0].placements if p.source != "down")
+    del parts[0]["down"]
+    with pytest.raises(IncompleteError, match="down"):
+        deltafmt.Writer(memory_root(), schema=Schema.of(states[0]), layout=holes).publish_anchor(parts[0])
 
 
 def faulty_stores(protocol: str) -> list[FaultyStore]:

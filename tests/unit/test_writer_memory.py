@@ -131,14 +131,16 @@ def test_the_copy_follows_by_whatever_was_kept(
     monkeypatch.setattr(pack, "CHANGES_BYTES", limits[0])
     monkeypatch.setattr(pack, "KEPT_BYTES", limits[1])
     tensors = {"w": torch.zeros(8000, dtype=torch.bfloat16)}
-    writer = deltafmt.Writer(url, options=WriterOptions(domain_elements=1000, threads=3))
+    copy = deltafmt.SnapshotDetector()
+    options = WriterOptions(domain_elements=1000, threads=3)
+    writer = deltafmt.Writer(url, detector=copy, options=options)
     writer.publish_anchor(tensors)
     bits = numpy_bits(tensors["w"])
     for step in range(1, 4):
         bits[step::200] += np.uint16(step)
         writer.publish(tensors)
         assert deltafmt.open(url).manifest(step).changed == 40
-        assert torch.equal(writer._detector.tensors["w"], tensors["w"])
+        assert torch.equal(copy.tensors["w"], tensors["w"])
     assert deltafmt.open(url).verify().ok
 
 

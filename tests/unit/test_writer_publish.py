@@ -183,13 +183,14 @@ def test_new_bits_where_they_are_smaller_than_steps(url: str) -> None:
 def test_masters_are_published_as_their_cast(url: str) -> None:
     torch.manual_seed(0)
     tensors = {"w": torch.randn(300, 40), "b": torch.randn(9).bfloat16(), "n": torch.arange(4)}
-    writer = deltafmt.Writer(url, publish_dtype="bfloat16", options=WriterOptions(domain_elements=2000))
+    options, copy = WriterOptions(domain_elements=2000), deltafmt.SnapshotDetector()
+    writer = deltafmt.Writer(url, publish_dtype="bfloat16", detector=copy, options=options)
     for step in range(3):
         (writer.publish if step else writer.publish_anchor)(tensors)
         expected = {"w": tensors["w"].bfloat16(), "b": tensors["b"], "n": tensors["n"]}
         same(deltafmt.open(url).read(step), expected)
         tensors["w"] *= 1.001
-    assert writer._detector.nbytes == 300 * 40 * 2 + 18 + 32
+    assert copy.nbytes == 300 * 40 * 2 + 18 + 32
 
 
 def test_patterns_choose_what_is_cast(url: str) -> None:

@@ -266,14 +266,16 @@ def test_following_by_changes_by_chunks_and_by_reading_back(
 ) -> None:
     _without_memory(monkeypatch, kept=memory)
     tensors = {"a": torch.randn(5000), "b": torch.randn(300, 20).bfloat16()}
-    writer = deltafmt.Writer(str(tmp_path / "run"), options=WriterOptions(domain_elements=1000))
+    copy = deltafmt.SnapshotDetector()
+    options = WriterOptions(domain_elements=1000)
+    writer = deltafmt.Writer(str(tmp_path / "run"), detector=copy, options=options)
     writer.publish_anchor(tensors)
     for step in range(1, 4):
         tensors["a"][::step] *= 1.01
         tensors["b"][step] = 0
         writer.publish(tensors)
         for key, tensor in tensors.items():
-            assert torch.equal(writer._detector.tensors[key], tensor)
+            assert torch.equal(copy.tensors[key], tensor)
     lineage = deltafmt.open(str(tmp_path / "run"))
     assert torch.equal(lineage.read()["a"], tensors["a"])
     assert lineage.verify().ok
@@ -327,11 +329,13 @@ def test_async_failures_surface(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_closed_writer_starts_anew(name: str) -> None:
-    writer, tensors = begun(name)
-    with writer:
-        assert writer.version == 0
+    _, tensors = begun(name)
+    copy = deltafmt.SnapshotDetector()
+    with deltafmt.Writer(url_of(name), detector=copy) as writer:
+        assert writer.resume() == writer.version == 0
+        assert copy.nbytes == 4100
     assert writer.version is None
-    assert writer._detector.nbytes == 0
+    assert copy.nbytes == 0
     tensors["a"][0] = 9
     assert writer.publish(tensors) == 1
     check(name, tensors, 1)
@@ -433,7 +437,7 @@ def test_resume_needs_no_second_try_after_an_unknown_commit(
     check(name, tensors, 2)
 
 
-@pytest.mark.parametrize("place", ["leave_hint", "merged_digests"])
+@pytest.mark.parametrize("place", ["ending.leave_hint", "course.merged_digests"])
 def test_an_interrupt_right_after_the_commit_is_no_conflict(
     name: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -444,7 +448,7 @@ def test_an_interrupt_right_after_the_commit_is_no_conflict(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"deltafmt.write.writer.{place}", interrupt)
+        patch.setattr(f"deltafmt.write.{place}", interrupt)
         with pytest.raises(KeyboardInterrupt):
             writer.publish(tensors)
     tensors["a"][7] += 2

@@ -1,0 +1,75 @@
+"""An anchor beside a version just committed, from the bits that the ranks have kept of it."""
+
+from __future__ import annotations
+
+from deltafmt.errors import NotFoundError
+from deltafmt.format.ranks import ANCHOR, DONE
+from deltafmt.format.records import Receipt
+from deltafmt.read.history import History, Stored
+from deltafmt.write.commit import drop
+from deltafmt.write.detector import Detector
+from deltafmt.write.draft import Draft
+from deltafmt.write.further import create_way, further_plan, way_of
+from deltafmt.write.options import WriterOptions
+from deltafmt.write.ranks import Team, Want, give_up
+from deltafmt.write.state import Base
+from deltafmt.write.way import anchor_results, write_shard
+
+
+def add_anchor_beside(
+    history: History,
+    team: Team,
+    draft: Draft,
+    base: Base | None,
+    detector: Detector,
+    options: WriterOptions,
+) -> None:
+    """Each rank stores its own part whole, and the leading one makes the way.
+
+    `base` is the version as the detector has it, None where its bits are not at hand: no rank adds the anchor
+    then. The ranks have proved their replicas equal when they wrote the version.
+    """
+    version, threads = draft.plan.version, options.workers
+    want = Want(holding=draft.holding, version=version, base=None, anchor=True, purpose=ANCHOR)
+    source = None if base is None else detector.source(draft.plan.cut)
+    if source is None:
+        missing = NotFoundError(
+            "the bits of the version are not in memory; Lineage.add_anchor reads them",
+            kind="version-missing",
+            where=f"rank {team.rank}, version {version}",
+        )
+        team.refuse(want, missing)
+        raise missing
+    agreed = team.open(want)
+    try:
+        plan = further_plan(
+            history,
+            version,
+            None,
+            cut=draft.plan.cut,
+            sign_with=options.sign_with,
+            attempt=agreed.call.attempt,
+            writer=team.rank,
+            writers=team.world,
+        )
+        receipt, _ = write_shard(history.store, plan, anchor_results(plan, source, threads))
+    except Exception as error:
+        give_up(team, agreed, error)
+        raise
+    created = False
+
+    def assemble(receipts: list[Receipt]) -> tuple[Stored, bytes]:
+        return way_of(plan, receipts)
+
+    def create(made: tuple[Stored, bytes]) -> int:
+        nonlocal created
+        created = True
+        create_way(history, *made)
+        return DONE
+
+    try:
+        team.close(agreed, receipt, assemble=assemble, create=create)
+    except Exception:
+        if not created:
+            drop(history.store, [plan.shard_key])
+        raise
