@@ -58,6 +58,7 @@ REASONS: dict[str, str] = {
     "signature-untrusted": "a signature by a key that the reader was not told to trust",
     "signature-wrong": "a signature that the object's bytes do not have by the key that it names",
     "signature-place": "a signature that is not the last entry of its body",
+    "key-missing": "no key to sign with, where signatures are demanded",
     "key-unfit": "a key that cannot do what it is given for",
     "target-digest": "a further way without its target's digest, or a version with one",
     "footer-offset": "a trailer that points outside its shard",

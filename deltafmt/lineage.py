@@ -13,7 +13,7 @@ import pyarrow as pa
 import torch
 
 from deltafmt.changes import CHANGES, name_column, tensor_changes
-from deltafmt.errors import FormatError, NotFoundError
+from deltafmt.errors import FormatError, NotFoundError, UnsupportedError
 from deltafmt.export import FILE_BYTES, export_version, side_files
 from deltafmt.format.records import Manifest
 from deltafmt.format.signing import Signer, Verifier, check_signer
@@ -76,8 +76,8 @@ def open(  # noqa: A001 (the word everybody expects)
 ) -> Lineage:
     """Open the lineage of a root; `NotFoundError` (`lineage-missing`) if there is none.
 
-    With keys to `trust`, only manifests signed with one of them are taken. Ways that are added are signed
-    with `sign_with`.
+    With keys to `trust`, only manifests signed with one of them, or with `sign_with`, are taken. Ways that are
+    added are signed with `sign_with`.
     """
     lineage = unopened(url, storage_options=storage_options, trust=trust, sign_with=sign_with)
     lineage.history.descriptor  # noqa: B018 (fails here rather than at the first use)
@@ -94,6 +94,7 @@ def unopened(
     """A handle on whatever is at a root, a lineage whose descriptor is damaged or lost among it; see `open`."""
     if sign_with is not None:
         check_signer(sign_with)
+        trust = (*trust, sign_with.verifier) if trust else ()
     return Lineage(History(open_store(url, storage_options), trust=trust), sign_with=sign_with)
 
 
@@ -261,11 +262,13 @@ class Lineage:
     def add_anchor(self, version: int | None = None) -> Manifest:
         """Add an anchor way to a version, read from its chain; returns the way's manifest.
 
-        One that exists already is no error.
+        One that exists already is no error. `UnsupportedError` (`key-missing`) where this handle demands
+        signatures and has no key to sign with.
         """
         number = self._version(version)
         schema = self.schema(number)
         tensors = allocate(schema)
+        self._check_key()
         with self._leased() as lease:
             materialize(self.history, number, tensors, lease=lease)
         return add_anchor_way(self.history, number, tensors, sign_with=self.sign_with)
@@ -285,6 +288,7 @@ class Lineage:
         versions between are gone, `SchemaError` (`dtype-mismatch`) where a tensor's dtype changes.
         """
         number = self._version(version)
+        self._check_key()
         with self._leased() as lease, lease.at_work():
             if base >= 0 and not lease.cover(base):
                 raise self.history.gone(base)
@@ -311,6 +315,14 @@ class Lineage:
         return collect(
             self.history, keep_last=keep_last, grace_seconds=grace_seconds, dry_run=dry_run, progress=progress
         )
+
+    def _check_key(self) -> None:
+        if self.history.trust and self.sign_with is None:
+            raise UnsupportedError(
+                "a way without a signature would be refused by this very handle: open with `sign_with`",
+                kind="key-missing",
+                where=self.url,
+            )
 
     def _read(self, version: int, names: list[str], lease: Lease) -> dict[str, torch.Tensor]:
         schema = self.schema(version)

@@ -91,7 +91,7 @@ OBJECTS = {
     "attempt": {
         "lineage": "bin16", "version": "int", "base": "int?", "base_digest": "bin32?", "attempt": "bin16", "job": "bin16",
         "coordinator": "bin16", "round": "int", "purpose": "int", "writers": "int", "created": "int", "data": "bool",
-        "beside": "bool", "meta": "map", "schema": "bin32?", "tiling": "bin32?", "holdings": "column u1",
+        "beside": "bool", "signed": "bool", "meta": "map", "schema": "bin32?", "tiling": "bin32?", "holdings": "column u1",
         "owner": "column u4", "holders": "column u4",
     },
     "answer": {
@@ -110,7 +110,7 @@ OBJECTS = {
 }  # fmt: skip
 # Fields that a body may lack
 _SIGNED = {"chunk_digests": "bin", "signature": "signature"}
-OPTIONAL = {"version": _SIGNED, "way": _SIGNED}
+OPTIONAL = {"version": _SIGNED, "way": _SIGNED, "receipt": _SIGNED}
 
 
 class BadObjectError(Exception):

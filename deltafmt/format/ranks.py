@@ -12,6 +12,7 @@ from deltafmt.format.body import content_digest, emit, parse
 from deltafmt.format.envelope import unseal
 from deltafmt.format.objects import Data, schema_of, schema_record
 from deltafmt.format.records import Answer, Attempt, BoxTable, Receipt, SchemaRecord, TensorTable, Verdict
+from deltafmt.format.signing import Signer
 from deltafmt.geometry import Box
 from deltafmt.schema import Schema
 
@@ -33,8 +34,9 @@ def emit_verdict(record: Verdict) -> bytes:
     return emit(record, "verdict")
 
 
-def emit_receipt(record: Receipt) -> bytes:
-    return emit(record, "receipt")
+def emit_receipt(record: Receipt, signer: Signer | None = None) -> bytes:
+    """The receipt as an object; a `signer` puts its signature in place of what the receipt has."""
+    return emit(record, "receipt", signer=signer)
 
 
 def emit_answer(record: Answer) -> bytes:

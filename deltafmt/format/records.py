@@ -335,6 +335,9 @@ class Receipt:
     chunk_digests: bytes | None = _entry(
         "bin", "optional, as in the manifest, for the chunks of this rank", default=None
     )
+    signature: tuple[str, bytes, bytes] | None = _entry(
+        "signature", "optional, and the last entry, as in the manifest", default=None
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,6 +359,9 @@ class Attempt:
     created: int = _entry("int", "time of the call, milliseconds since 1970 UTC")
     data: bool = _entry("bool", "false for an anchor whose bytes are elsewhere")
     beside: bool = _entry("bool", "whether the ranks add an anchor to the version once it is there")
+    signed: bool = _entry(
+        "bool", "whether receipts give `chunk_digests`, for a manifest that is to be signed"
+    )
     meta: dict[str, Any] = _entry("map", "labels of the version, as in its manifest")
     schema: bytes | None = _entry(
         "bin32?", "digest of the schema of the result; nil: ranks tell what they hold"

@@ -30,7 +30,14 @@ def add_anchor_beside(
     then. The ranks have proved their replicas equal when they wrote the version.
     """
     version, threads = draft.plan.version, options.workers
-    want = Want(holding=draft.holding, version=version, base=None, anchor=True, purpose=ANCHOR)
+    want = Want(
+        holding=draft.holding,
+        version=version,
+        base=None,
+        anchor=True,
+        signed=options.sign_with is not None,
+        purpose=ANCHOR,
+    )
     source = None if base is None else detector.source(draft.plan.cut)
     if source is None:
         missing = NotFoundError(
@@ -47,6 +54,7 @@ def add_anchor_beside(
             version,
             None,
             cut=draft.plan.cut,
+            signed=agreed.call.signed,
             sign_with=options.sign_with,
             attempt=agreed.call.attempt,
             writer=team.rank,

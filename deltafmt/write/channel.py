@@ -9,6 +9,7 @@ from typing import Protocol
 
 from deltafmt.errors import FormatError, IncompleteError, NotFoundError
 from deltafmt.format import keys
+from deltafmt.format.objects import parse_manifest
 from deltafmt.format.ranks import AGAIN, CONFLICT, DONE, WRITE, emit_verdict, parse_call
 from deltafmt.format.records import Attempt, Verdict
 from deltafmt.read.history import History
@@ -25,8 +26,10 @@ class Channel(Protocol):
     """Words between rank 0, the coordinator, and the other ranks of one job.
 
     Each call of the coordinator is answered by one reply of every other rank, and followed by a verdict or by
-    the next call.
+    the next call. `is_open` says that others than these ranks may be able to speak.
     """
+
+    is_open: bool
 
     def call(self, call: Attempt, data: bytes, /) -> None:
         """Coordinator: tell all ranks."""
@@ -60,6 +63,8 @@ class StoreChannel:
     that one asks for; after the first version written together it answers no other. So what an earlier start
     of the job has left behind is never taken up.
     """
+
+    is_open = True
 
     def __init__(
         self, history: History, *, rank: int, world: int, job: bytes, timeout_seconds: float
@@ -96,7 +101,7 @@ class StoreChannel:
         return found
 
     def verdict(self, call: Attempt, verdict: Verdict) -> None:
-        if verdict.outcome in (DONE, CONFLICT) and call.purpose == WRITE:
+        if verdict.outcome == DONE and call.purpose == WRITE:
             return  # the manifest that is there tells
         self._store.put(keys.verdict_key(call.version, call.attempt), emit_verdict(verdict))
 
@@ -231,11 +236,19 @@ def taken(history: History, call: Attempt) -> bool:
 
 
 def _committed(history: History, call: Attempt) -> int | None:
-    """`DONE` or `CONFLICT` by the manifest of the version; None while there is none."""
+    """`DONE` or `CONFLICT` by the manifest of the version; None while there is none that can be read.
+
+    It need not be one that this rank takes for a base: a rank that does not trust rank 0's key must still not
+    remove its shard of a version that is there.
+    """
+    key = keys.version_key(call.version)
     try:
         manifest = history.first_way(call.version).manifest
     except NotFoundError:
         return None
-    except FormatError as error:
-        return None if error.kind == "truncated" else CONFLICT
+    except FormatError:
+        try:
+            manifest = parse_manifest(history.store.read(key), way=False, where=key)
+        except (NotFoundError, FormatError):
+            return None
     return DONE if manifest.attempt == call.attempt else CONFLICT

@@ -67,6 +67,7 @@ def plan_of(
         meta=labels,
         files=files,
         data=call.data,
+        signed=call.signed,
         sign_with=sign_with,
         attempt=call.attempt,
         writer=rank,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deltafmt.errors import IncompleteError, NotFoundError, StoreError
-from deltafmt.format.ranks import CONFLICT, DONE, UNKNOWN
+from deltafmt.format.ranks import AGAIN, CONFLICT, DONE, UNKNOWN
 from deltafmt.format.records import Receipt
 from deltafmt.read.history import History, Stored
 from deltafmt.write.commit import Outcome, commit, conflict, drop, settle
@@ -44,7 +44,10 @@ class Ending:
         self._open = None
 
     def close(self, draft: Draft, receipt: Receipt, parts: WayParts) -> int:
-        """`DONE`, having moved on; `CONFLICT` or `AGAIN`. Raises what made the attempt fail."""
+        """`DONE`, having moved on; `CONFLICT` or `AGAIN`. Raises what made the attempt fail.
+
+        This rank's shard goes only where it is certain that no manifest names it.
+        """
         made: Stored | None = None
 
         def assemble(receipts: list[Receipt]) -> tuple[Stored, bytes]:
@@ -65,9 +68,17 @@ class Ending:
                 self._open = None
             return DONE if outcome is Outcome.OURS else CONFLICT
 
-        outcome = self._team.close(draft.agreed, receipt, assemble=assemble, create=create)
+        shard = draft.plan.shard_key
+        try:
+            outcome = self._team.close(draft.agreed, receipt, assemble=assemble, create=create)
+        except Exception as error:
+            if self._open is None and getattr(error, "kind", "") != "rank-twice":
+                drop(self._history.store, [shard])
+            raise
         if outcome == UNKNOWN:
             outcome = self._untold(draft, parts)
+        if outcome in (AGAIN, CONFLICT):
+            drop(self._history.store, [shard])
         if outcome == DONE:
             if made is not None:
                 leave_hint(self._history.store, made.manifest)

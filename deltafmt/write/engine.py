@@ -15,7 +15,7 @@ from deltafmt.read.history import History, Stored
 from deltafmt.schema import Schema
 from deltafmt.tensors import NamedTensors
 from deltafmt.write.beside import add_anchor_beside
-from deltafmt.write.commit import Files, conflict, drop, put_files
+from deltafmt.write.commit import Files, conflict, put_files
 from deltafmt.write.course import Course
 from deltafmt.write.detector import Detector
 from deltafmt.write.draft import Draft, FileTable, plan_of, results_of
@@ -168,6 +168,7 @@ class Engine:
                 anchor=anchor,
                 data=data,
                 beside=purpose == WRITE and self._wants_anchor(stored=anchor and data),
+                signed=self._options.sign_with is not None,
                 meta=labels,
                 purpose=purpose,
             )
@@ -201,14 +202,7 @@ class Engine:
         except Exception as error:
             give_up(self._team, draft.agreed, error)
             raise
-        try:
-            outcome = self._ending.close(draft, receipt, parts)
-        except Exception as error:
-            if not self._ending.is_open and getattr(error, "kind", "") != "rank-twice":
-                drop(self._history.store, [plan.shard_key])
-            raise
-        if outcome in (AGAIN, CONFLICT):
-            drop(self._history.store, [plan.shard_key])
+        outcome = self._ending.close(draft, receipt, parts)
         if outcome == AGAIN:
             return None
         if outcome == CONFLICT:

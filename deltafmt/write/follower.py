@@ -21,6 +21,9 @@ from deltafmt.format.ranks import (
     refusal,
 )
 from deltafmt.format.records import Attempt, Receipt, Verdict
+from deltafmt.format.signing import Signer
+from deltafmt.read.history import History
+from deltafmt.write.channel import Channel
 from deltafmt.write.commit import conflict
 from deltafmt.write.failure import error_of, failure_of
 from deltafmt.write.ranks import Agreed, M, Ranks, Want
@@ -30,6 +33,12 @@ class Follower(Ranks):
     """Any rank but 0."""
 
     leads = False
+
+    def __init__(
+        self, channel: Channel, history: History, *, rank: int, world: int, sign_with: Signer | None = None
+    ) -> None:
+        super().__init__(channel, history, rank=rank, world=world)
+        self._sign_with = sign_with
 
     def open(self, want: Want) -> Agreed:
         """Wait for the leader's call, telling it what this rank holds where it does not know."""
@@ -77,7 +86,7 @@ class Follower(Ranks):
         """Send the receipt (or what went wrong) and learn the outcome."""
         if isinstance(receipt, Exception):
             raise self._refused(agreed.call, receipt)
-        self._channel.reply(agreed.call, emit_receipt(receipt))
+        self._channel.reply(agreed.call, emit_receipt(receipt, self._sign_with))
         verdict = self._channel.await_verdict(agreed.call)
         if verdict is None:
             return UNKNOWN

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from deltafmt.errors import FormatError, NotFoundError, StoreError, VersionGoneError
+from deltafmt.errors import FormatError, NotFoundError, StoreError, UnsupportedError, VersionGoneError
 from deltafmt.format import keys
 from deltafmt.format.constants import MAX_LEASE_SECONDS
 from deltafmt.format.objects import emit_floor, parse_lease
@@ -161,11 +161,16 @@ def _new_floor(history: History, before: int, newest: int, keep_last: int) -> tu
 
 def _is_anchored(history: History, version: int) -> bool:
     """Whether an anchor way leads to the version whose shards are all there."""
-    for stored in history.ways(version):
-        manifest = stored.manifest
-        if manifest.base is None and manifest.data and all(map(history.store.exists, manifest.shard_keys)):
-            return True
-    return False
+    manifest = history.first_way(version).manifest
+    if manifest.base is not None or not manifest.data:
+        if None not in history.further_bases(version):
+            return False
+        try:
+            manifest = history.further_way(version, None).manifest
+        except (NotFoundError, FormatError, UnsupportedError):
+            # Readers would not start from it either.
+            return False
+    return all(map(history.store.exists, manifest.shard_keys))
 
 
 def _storage_time(store: Store) -> float:

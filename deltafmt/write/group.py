@@ -26,6 +26,8 @@ class GroupChannel:
     use of it; ranks that fail and live do not.
     """
 
+    is_open = False
+
     def __init__(self, group: Any, *, timeout_seconds: float) -> None:
         self._group = group
         self._rank = dist.get_rank(group)

@@ -22,6 +22,7 @@ from deltafmt.format.ranks import (
     parse_reply,
 )
 from deltafmt.format.records import Answer, Attempt, Receipt, Verdict
+from deltafmt.format.signing import Verifier, check_signature
 from deltafmt.layout import Layout
 from deltafmt.read.history import History
 from deltafmt.write.channel import Channel, taken
@@ -47,7 +48,7 @@ class _Shares:
 
 
 class Leader(Ranks):
-    """Rank 0."""
+    """Rank 0. With keys to `trust`, receipts that came by storage must be signed with one of them."""
 
     leads = True
 
@@ -61,6 +62,7 @@ class Leader(Ranks):
         timeout_seconds: float,
         domain_elements: int,
         layouts: Sequence[Layout],
+        trust: Sequence[Verifier] = (),
     ) -> None:
         super().__init__(channel, history, rank=0, world=world)
         self._job = job
@@ -68,6 +70,7 @@ class Leader(Ranks):
         self._coordinator = secrets.token_bytes(16)
         self._round = 0
         self._domain_elements, self._layouts = domain_elements, layouts
+        self._trust = tuple(trust)
         self._holdings: dict[int, tuple[bytes, Holding]] = {}
         self._shares: _Shares | None = None
         self._waiting: Attempt | None = None
@@ -191,6 +194,7 @@ class Leader(Ranks):
             created=now_ms(),
             data=want.data,
             beside=want.beside,
+            signed=want.signed,
             meta=want.meta,
             schema=None if self._shares is None or shares is None else self._shares.cut.schema_digest,
             tiling=None if self._shares is None or shares is None else self._shares.cut.tiling_digest,
@@ -212,7 +216,7 @@ class Leader(Ranks):
         data = self._channel.replies(call)
         for rank, reply in sorted(data.items()):
             try:
-                record = parse_reply(reply, where=f"reply of rank {rank}")
+                record = self._reply(reply, f"reply of rank {rank}")
             except DeltafmtError as error:
                 failures[rank] = failure_of(error)
                 continue
@@ -233,6 +237,12 @@ class Leader(Ranks):
             self._fail(call, problem)
             raise own or problem
         return answers, receipts
+
+    def _reply(self, data: bytes, where: str) -> Answer | Receipt:
+        record = parse_reply(data, where=where)
+        if isinstance(record, Receipt) and self._trust and self._channel.is_open:
+            check_signature(data, record.signature, self._trust, where=where)
+        return record
 
     def _problem(
         self, call: Attempt, failures: Mapping[int, Mapping[str, Any]], missing: list[int]

@@ -34,7 +34,7 @@ class Want:
     """What the caller of one rank asks for: the next version (`version` as this rank counts), from `base`.
 
     `base` None on the leader means an anchor; on other ranks that they have no base yet. `beside` asks for an
-    anchor beside the version; the leader's word counts.
+    anchor beside the version, `signed` for digests of all chunks; the leader's word counts.
     """
 
     holding: Holding
@@ -43,6 +43,7 @@ class Want:
     anchor: bool
     data: bool = True
     beside: bool = False
+    signed: bool = False
     meta: dict[str, Any] = field(default_factory=dict)
     purpose: int = WRITE
 

@@ -118,6 +118,7 @@ def _call(want: Want, cut: Cut, lineage: bytes) -> Attempt:
         created=now_ms(),
         data=want.data,
         beside=want.beside,
+        signed=want.signed,
         meta=want.meta,
         schema=cut.schema_digest,
         tiling=cut.tiling_digest,

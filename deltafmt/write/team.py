@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any
 
+from deltafmt.errors import UnsupportedError
 from deltafmt.format.checksum import blake2b
 from deltafmt.format.ranks import HOLDING_BYTES
 from deltafmt.read.history import History
@@ -39,11 +40,17 @@ def make_team(history: History, *, rank: int, world_size: int, group: Any, optio
         rank, world_size = _in_group(group, rank, world_size)
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} of {world_size} ranks")
+    if rank == 0 and options.trust and options.sign_with is None:
+        raise UnsupportedError(
+            "whoever demands signatures would refuse what is published: give the key to sign with",
+            kind="key-missing",
+            where="WriterOptions.sign_with",
+        )
     if world_size == 1:
         return Solo(history, domain_elements=options.domain_elements, layouts=options.tile_for)
     channel = _channel(history, rank, world_size, group, options)
     if rank:
-        return Follower(channel, history, rank=rank, world=world_size)
+        return Follower(channel, history, rank=rank, world=world_size, sign_with=options.sign_with)
     return Leader(
         channel,
         history,
@@ -52,6 +59,7 @@ def make_team(history: History, *, rank: int, world_size: int, group: Any, optio
         timeout_seconds=options.rank_timeout_seconds,
         domain_elements=options.domain_elements or DOMAIN_ELEMENTS,
         layouts=options.tile_for,
+        trust=() if options.sign_with is None else options.trusted,
     )
 
 

@@ -40,7 +40,7 @@ class WayPlan:
 
     `base` and `target` are stored manifests: the one that it starts from (None: an anchor), and for a
     further way the version that it leads to. `tensors` are digests of the base per tensor of the new
-    schema, zero for what is new. Of `writers` ranks this is `writer`; `shared` are the domains that others
+    schema, zero for what is new. A `signed` manifest, by whichever rank has the key, needs digests of all chunks. Of `writers` ranks this is `writer`; `shared` are the domains that others
     hold as well, `replicas` digests of those of them that another rank owns.
     """
 
@@ -53,6 +53,7 @@ class WayPlan:
     meta: dict[str, Any]
     files: dict[str, tuple[bytes, int]]
     data: bool = True
+    signed: bool = False
     sign_with: Signer | None = None
     attempt: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     writer: int = 0
@@ -152,7 +153,7 @@ def write_shard(
 
     # An anchor is followed by copying the tensors, a further way by nothing.
     keep = base is not None and plan.target is None
-    digests: list[bytes] | None = None if plan.sign_with is None else []
+    digests: list[bytes] | None = [] if plan.signed or plan.sign_with is not None else None
     shard = ShardWriter(store=store, key=plan.shard_key, digests=digests)
     parts = pack(results, shard, len(plan.cut.schema), footer, keep=keep, shared=plan.shared)
     receipt = Receipt(
@@ -195,7 +196,7 @@ def manifest_of(plan: WayPlan, receipts: list[Receipt]) -> tuple[Stored, bytes]:
     if plan.sign_with is not None and any(receipt.chunk_digests is None for receipt in receipts):
         unsigned = [receipt.writer for receipt in receipts if receipt.chunk_digests is None]
         raise IncompleteError(
-            "rank 0 signs, so that every rank needs the key (WriterOptions.sign_with)",
+            "ranks have given no digests of their chunks, and a signed manifest needs them",
             kind="rank-disagrees",
             where=", ".join(f"rank {rank}" for rank in unsigned),
         )

@@ -20,7 +20,7 @@ from deltafmt.errors import (
 from deltafmt.read.newest import read_hint
 from deltafmt.schema import Schema
 from deltafmt.store import MemoryStore, register_protocol
-from deltafmt.testing.faulty import FaultyStore, delayed, failing
+from deltafmt.testing.faulty import FaultyStore, delayed, failing, flipped
 from tests.ranks import (
     Tensors,
     anchor,
@@ -453,3 +453,20 @@ def test_a_rank_reads_and_writes_its_share() -> None:
             (c.stop or 0) - (c.start or 0) for c in store.log if c.verb == "read_range" and "data/" in c.key
         )
         assert read <= 1.01 * max(sizes), "one rank's part of the base, of which it is a fourth"
+
+
+@pytest.mark.parametrize("times", [1, 1000])
+def test_a_rank_that_misreads_the_manifest_leaves_its_shard(times: int) -> None:
+    """Of a version that is there, nothing may go because one rank's reads are spoiled, once or for good."""
+    name, state = secrets.token_hex(8), model()
+    stores = faulty_stores(f"misread{times}")
+    root = f"memory://{name}"
+    ranks = writers(f"misread{times}://{name}", 3, options={"rank_timeout_seconds": 2.0})
+    assert anchor(ranks, staged_parts(state)) == [0, 0, 0]
+    new = changed(state, 1)
+    stores[1].inject(flipped(30), verb="read_all", key="versions/00000000000000000001", times=times)
+    first, second, third = publish(ranks, staged_parts(new))
+    assert (first, third) == (1, 1)
+    assert second == 1 if times == 1 else isinstance(second, deltafmt.FormatError)
+    assert_holds(root, 1, {name: new[name] for name in deltafmt.open(root).schema().names})
+    assert deltafmt.open(root).verify().ok
