@@ -17,6 +17,7 @@ import torch
 
 import deltafmt
 from deltafmt.errors import DeltafmtError, StoreError
+from deltafmt.format import keys
 from deltafmt.testing.faulty import (
     Call,
     Crash,
@@ -40,6 +41,8 @@ from tools.faults.world import OPTIONS, Tally, Tensors, World, close, door, move
 
 _READS = ("read_range", "read_all")
 _FOREVER = 1_000_000
+_KEPT_FROM = 2
+"""Oldest version that a collection leaves."""
 
 
 def _disk_full() -> Effect:
@@ -73,13 +76,21 @@ _ON_WRITES: dict[str, Callable[[], Effect]] = {
 _WRITES = ("put", "put_if_absent", "write", "close", "delete")
 
 
+def _nothing(_world: World) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Operation:
-    """Something that is done to a world through a URL; `run` returns what it acknowledged."""
+    """Something that is done to a world through a URL, after `prepare` has made the world fit for it.
+
+    Done again after a failure it must succeed, and then `check` holds.
+    """
 
     name: str
     run: Callable[[World, str], None]
-    retry: Callable[[World, str], None]
+    prepare: Callable[[World], None] = _nothing
+    check: Callable[[World], None] = _nothing
 
 
 def faults_of(verb: str) -> dict[str, Callable[[], Effect]]:
@@ -94,6 +105,7 @@ def campaign(tally: Tally, *, seed: int, only: set[str] | None = None, every: in
         if only and operation.name not in only:
             continue
         world = World(seed)
+        operation.prepare(world)
         url, store = door(world.inner)
         twin = world.copy()
         store.inner = twin.inner
@@ -156,7 +168,8 @@ def _one(
     world.forget_unpublished()
     world.audit(tally, note)
     try:
-        operation.retry(world, door(world.inner)[0] if died else url)
+        operation.run(world, door(world.inner)[0] if died else url)
+        operation.check(world)
     except Wrong as error:
         tally.fail(error.what, f"{note}, repeated: {error}")
     except Exception as error:  # noqa: BLE001 (it should have worked)
@@ -176,10 +189,11 @@ class Wrong(Exception):  # noqa: N818 (a finding, not an error of the tool)
 def operations() -> list[Operation]:
     """All operations that touch storage."""
     return [
-        Operation("publish", _publish, _publish),
-        Operation("advance", _advance, _advance),
-        Operation("add_anchor", _add_anchor, _add_anchor),
-        Operation("squash", _squash, _squash),
+        Operation("publish", _publish),
+        Operation("advance", _advance),
+        Operation("add_anchor", _add_anchor),
+        Operation("squash", _squash),
+        Operation("gc", _gc, prepare=_leave_garbage, check=_is_clean),
     ]
 
 
@@ -229,3 +243,33 @@ def _add_anchor(_world: World, url: str) -> None:
 
 def _squash(_world: World, url: str) -> None:
     deltafmt.open(url).squash(0, 3)
+
+
+def _leave_garbage(world: World) -> None:
+    """An anchor that lets old versions go, ways to them, a lease that has ended, and what dead writers leave."""
+    lineage = deltafmt.open(door(world.inner)[0])
+    lineage.add_anchor(_KEPT_FROM)
+    lineage.squash(0, 3)
+    dead = b"dead writer 1234"
+    for key in (
+        keys.shard_key(version=3, base=None, attempt=dead, writer=0, further=False),
+        keys.shard_key(version=3, base=1, attempt=dead, writer=0, further=True),
+        keys.probe_key(dead),
+        keys.tiling_key(b"t" * 32),
+    ):
+        world.inner.put(key, b"left")
+    world.kept_from = _KEPT_FROM
+
+
+def _gc(world: World, url: str) -> None:
+    """Of four versions the last two stay."""
+    deltafmt.open(url).gc(keep_last=len(world.versions) - _KEPT_FROM, grace_seconds=0, dry_run=False)
+
+
+def _is_clean(world: World) -> None:
+    """Nothing is left of the others."""
+    lineage = deltafmt.open(door(world.inner)[0])
+    left = lineage.gc(keep_last=len(world.versions) - _KEPT_FROM, grace_seconds=0).removals
+    if left or lineage.history.floor() != _KEPT_FROM:
+        what = f", such as {left[0].key}" if left else ""
+        raise Wrong("unrepaired", f"floor {lineage.history.floor()}, {len(left)} objects are left{what}")

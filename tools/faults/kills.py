@@ -1,6 +1,6 @@
 """Real processes, killed by SIGKILL at random times, on a local root.
 
-Writers publish, janitors squash and add anchors, receivers follow; each says what it is about to do and
+Writers publish, janitors squash, add anchors and collect garbage, receivers follow; each says what it is about to do and
 what was acknowledged. Time and again one is killed and a new one takes its place. What a version must hold
 is known from what its writer announced.
 """
@@ -30,6 +30,8 @@ from tools.faults.world import OPTIONS, Tally, Tensors, first_tensors, moved
 
 _KEEP_LAST = 8
 _AUDIT_EVERY = 10
+_GRACE_SECONDS = 20.0
+"""How old what dead processes leave must be to be removed: older than any work takes here."""
 _ROLES = ("writer", "writer", "receiver", "janitor")
 """Which role the next victim has, by chance."""
 
@@ -84,6 +86,7 @@ class _Announced:
         with deltafmt.Writer(self.root, options=OPTIONS) as writer:
             writer.publish_anchor(self.versions[0])
         self.announced: dict[int, list[int]] = {}
+        self.found: dict[int, int] = {}
         self.acknowledged = 0
 
     def audit(self, tally: Tally) -> None:
@@ -113,15 +116,16 @@ class _Announced:
                 self.announced.setdefault(int(numbers[0]), []).append(int(numbers[1]))
             if what == "acknowledge":
                 self.acknowledged = max(self.acknowledged, int(numbers[0]))
+            if what in ("acknowledge", "found") and len(numbers) == 2:
+                self.found[int(numbers[0])] = int(numbers[1])
         self.read = len(text)
 
     def _settle(self, lineage: Any, version: int, floor: int, tally: Tally) -> bool:
         """Which of the announced contents a version has: of two writers who died one may have come through."""
         candidates = [moved(self.versions[-1], seed) for seed in self.announced.get(version, [])]
-        found = lineage.manifest(version).meta.get("seed") if version >= floor else None
+        # A version that is gone again was acknowledged, or the writer after it found it.
+        found = lineage.manifest(version).meta.get("seed") if version >= floor else self.found.get(version)
         chosen = moved(self.versions[-1], found) if isinstance(found, int) else None
-        if chosen is None and len(candidates) == 1:
-            chosen = candidates[0]
         if chosen is None or not any(same(chosen, candidate) for candidate in candidates):
             tally.fail("wrong_bits", f"version {version} is not what anybody announced")
             return False
@@ -166,14 +170,18 @@ def _write(folder: str, seed: int) -> None:
 
     def turn(tensors: Tensors | None) -> Tensors:
         if tensors is None:
-            writer.resume()
-            return deltafmt.open(root).read()
+            held = writer.resume()
+            lineage = deltafmt.open(root)
+            seed = lineage.manifest(held).meta.get("seed")
+            if seed is not None:
+                os.write(log, f"found {held} {seed}\n".encode())
+            return lineage.read(held)
         number = dice.randrange(1 << 30)
         tensors = moved(tensors, number)
         version = (writer.version or 0) + 1
         os.write(log, f"announce {version} {number}\n".encode())
         assert writer.publish(tensors, meta={"seed": number}) == version
-        os.write(log, f"acknowledge {version}\n".encode())
+        os.write(log, f"acknowledge {version} {number}\n".encode())
         return tensors
 
     _work(folder, turn)
@@ -202,7 +210,7 @@ def _receive(folder: str, seed: int) -> None:
 
 
 def _tidy(folder: str, seed: int) -> None:
-    """Squash runs of deltas, add anchors."""
+    """Squash runs of deltas, add anchors, and remove what is not needed for the newest versions."""
     dice = random.Random(seed)
     lineage: Any = deltafmt.open(f"{folder}/run")
 
@@ -213,7 +221,10 @@ def _tidy(folder: str, seed: int) -> None:
         oldest = lineage.history.floor()
         # Somebody else may be quicker, which is nobody's fault.
         with suppress(VersionGoneError, CommitConflictError):
-            if dice.random() < 0.5 and newest - oldest >= 2:
+            chance = dice.random()
+            if chance < 0.3:
+                lineage.gc(keep_last=_KEEP_LAST, grace_seconds=_GRACE_SECONDS, dry_run=False)
+            elif chance < 0.7 and newest - oldest >= 2:
                 base = dice.randrange(oldest, newest - 1)
                 lineage.squash(base, dice.randrange(base + 2, newest + 1))
             else:

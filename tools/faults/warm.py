@@ -25,3 +25,4 @@ with tempfile.TemporaryDirectory(prefix="deltafmt-faults-") as folder:
     receiver.verify()
     deltafmt.open(folder).add_anchor(1)
     deltafmt.open(folder).squash(0, 2)
+    deltafmt.open(folder).gc(keep_last=1, grace_seconds=60, dry_run=False)

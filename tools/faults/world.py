@@ -74,7 +74,10 @@ class Tally:
 
 
 class World:
-    """A lineage in memory: an anchor and deltas, whose contents are kept beside it."""
+    """A lineage in memory: an anchor and deltas, whose contents are kept beside it.
+
+    No collection may go beyond version `kept_from`.
+    """
 
     def __init__(self, seed: int, versions: int = 4) -> None:
         self.seed = seed
@@ -86,21 +89,25 @@ class World:
                 self.versions.append(moved(self.versions[-1], seed + number))
                 writer.publish(self.versions[-1])
         self.acknowledged = versions - 1
+        self.kept_from = 0
         self.writer: deltafmt.Writer | None = None
 
     def copy(self) -> World:
         """The same lineage, on objects of its own."""
         twin: World = object.__new__(World)
         twin.seed, twin.versions = self.seed, list(self.versions)
-        twin.acknowledged, twin.writer = self.acknowledged, None
+        twin.acknowledged, twin.writer, twin.kept_from = self.acknowledged, None, self.kept_from
         twin.inner = MemoryStore(f"faults-{next(_numbers)}")
-        twin.inner.objects.update(self.inner.objects)
+        for key, data in self.inner.objects.items():
+            twin.inner.put(key, data)
         return twin
 
     def audit(self, tally: Tally, note: str) -> None:
         """Read every version that should be there through a store without faults."""
         lineage = deltafmt.open(door(self.inner)[0])
         floor = lineage.history.floor()
+        if floor > self.kept_from:
+            tally.fail("lost", f"{note}: the floor is {floor}, and {self.kept_from} was to be kept")
         for number, wanted in enumerate(self.versions):
             if number < floor:
                 continue
