@@ -5,7 +5,8 @@
 
 A reader is a command that prints one JSON document. `--reader` gets the path of one object and must refuse bad ones;
 `--rebuild` gets the folder of a lineage and a version, and must print {"tensors": [{"name", "blake2b"}, ...]}, the
-BLAKE2b-256 of every tensor's bytes. What is bad must print {"error": reason code} and exit with 1. Either
+BLAKE2b-256 of every tensor's bytes. Of good objects whose fields are listed `--reader` must print these, bytes in hex
+and columns as lists. What is bad must print {"error": reason code} and exit with 1. Either
 option may be left out; its vectors are then not run, and that is said.
 
 Exit codes: 0 all agree, 1 some differ, 2 usage.
@@ -47,6 +48,9 @@ def differs(vector: dict[str, Any], answer: dict[str, Any]) -> str | None:
         return None if found == vector["error"] else f"expected {vector['error']}, found {found}"
     if "error" in answer:
         return f"refused: {answer['error']}"
+    if "fields" in vector:
+        other = [name for name, value in vector["fields"].items() if answer.get(name, answer) != value]
+        return f"fields differ: {', '.join(other)}" if other else None
     found = {tensor["name"]: tensor["blake2b"] for tensor in answer.get("tensors", [])}
     wrong = [
         name for name in {**vector["tensors"], **found} if vector["tensors"].get(name) != found.get(name)

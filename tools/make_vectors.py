@@ -5,8 +5,8 @@
 
 Ids, times and weights are fixed, so that a run changes only what a change of the format changes. index.json
 lists the vectors. Each has a folder `root` with the objects of a lineage; `object` names the object that is
-looked at, or `version` the version that is rebuilt, and either `error`, the reason code, or for good lineages
-`tensors`, the BLAKE2b-256 of every tensor's bytes.
+looked at, or `version` the version that is rebuilt, and either `error`, the reason code, or for good ones `fields`,
+what the object says (bytes in hex), or `tensors`, the BLAKE2b-256 of every tensor's bytes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,20 @@ from deltafmt.format.objects import (
     emit_tiling,
     parse_manifest,
 )
+from deltafmt.format.ranks import (
+    answer_of,
+    emit_answer,
+    emit_attempt,
+    emit_receipt,
+    emit_verdict,
+    holding_digest,
+    parse_call,
+    parse_reply,
+    refusal,
+)
 from deltafmt.format.records import (
+    TABLES,
+    Attempt,
     ChunkTable,
     ColumnTable,
     DigestTable,
@@ -55,7 +68,12 @@ from deltafmt.format.records import (
     LeaseRecord,
     LineageRecord,
     Manifest,
+    MovedTable,
+    Receipt,
+    ReplicaTable,
     ShardTable,
+    Verdict,
+    described,
 )
 from deltafmt.format.shard import shard_tail
 from deltafmt.format.signing import HmacKey
@@ -608,6 +626,86 @@ def unknown_keys() -> Root:
     return root
 
 
+FIRST, SECOND = (bytes([k]) * 16 for k in (0xA1, 0xA2))
+"""Attempts: one that asks what the ranks hold, one that calls them to write."""
+RANKS = Schema(
+    (*(TensorSpec(f"w{k}", "bfloat16", (64, 64)) for k in range(3)), TensorSpec("norm", "float32", (64,)))
+)
+
+
+def called(attempt: bytes, number: int, **fields: Any) -> Attempt:
+    """A call by rank 0 of two; without `fields` it asks what they hold."""
+    none = np.empty(0, "<u4")
+    asking: dict[str, Any] = {
+        "schema": None,
+        "tiling": None,
+        "holdings": np.zeros(32, np.uint8),
+        "owner": none,
+        "holders": none,
+    }
+    return Attempt(
+        lineage=LINEAGE, version=1, base=0, base_digest=fields.pop("base_digest"), attempt=attempt, job=bytes(16),
+        coordinator=bytes(range(16, 32)), round=number, purpose=0, writers=2, created=CREATED + number, data=True,
+        beside=False, signed=True, meta={"step": 1}, **asking | fields,
+    )  # fmt: skip
+
+
+def ranks() -> Root:
+    """What two ranks put beside version 1, of which both hold `norm`; rank 1 signs its receipt."""
+    root = Root()
+    root.start(RANKS)
+    root.add(0, RANKS, random_content(RANKS, 0), base=None, writers=2)
+    root.add(1, RANKS, changed(root.contents[0], 1), base=0, writers=2)
+    digest = blake2b(root.objects[keys.version_key(0)])
+    tiling = make_tiling(RANKS, domain_elements=4096)
+    full = [(spec.name, Box.full(spec.shape)) for spec in RANKS]
+    parts = [(*full[:2], full[3]), ((full[2][0], Box((0, 0), (64, 64))), full[3])]
+    answers = [answer_of(RANKS, part, attempt=FIRST, writer=rank) for rank, part in enumerate(parts)]
+    manifest = parse_manifest(root.objects[keys.version_key(1)], way=False, where="version 1")
+    mine = np.flatnonzero(manifest.chunks.shard == 1)
+    counts = manifest.chunks.columns.astype(np.int64)
+    ends = np.cumsum(counts)
+    columns = np.concatenate([np.arange(ends[row] - counts[row], ends[row]) for row in mine])
+    digests = chunk_digests(root, manifest)
+    receipt = Receipt(
+        lineage=LINEAGE,
+        version=1,
+        base=0,
+        base_digest=digest,
+        schema=manifest.schema,
+        tiling=manifest.tiling,
+        attempt=SECOND,
+        writer=1,
+        writers=2,
+        size=int(manifest.shards.size[1]),
+        changed=None,
+        listed=int(manifest.chunks.listed[mine].sum()),
+        chunks=manifest.chunks.take(mine).replaced(shard=np.zeros(len(mine), "<u4")),
+        columns=manifest.columns.take(columns),
+        domains=manifest.domains.take(np.isin(manifest.domains.domain, manifest.chunks.domain[mine])),
+        moved=MovedTable.of_rows([(2, 3, 2**63 + 5)]),
+        replicas=ReplicaTable.of_rows([(3, 7, 2**64 - 1)]),
+        chunk_digests=b"".join(digests[row] for row in mine.tolist()),
+    )
+    count = len(tiling)
+    call = called(
+        SECOND, 2, base_digest=digest, schema=digest_of_schema(RANKS), tiling=digest_of_tiling(tiling, RANKS),
+        holdings=np.frombuffer(b"".join(map(holding_digest, answers)), np.uint8),
+        owner=np.arange(count, dtype="<u4") % 2, holders=np.ones(count, "<u4"),
+    )  # fmt: skip
+    failed = {"error": "SchemaError", "kind": "dtype-mismatch", "message": "no", "where": "'w0'"}
+    root.objects |= {
+        keys.attempt_key(1, FIRST): emit_attempt(called(FIRST, 1, base_digest=digest)),
+        keys.reply_key(1, FIRST, 1): emit_answer(answers[1]),
+        keys.verdict_key(1, FIRST): emit_verdict(Verdict(attempt=FIRST, outcome=2, failure={})),
+        keys.attempt_key(1, SECOND): emit_attempt(call),
+        keys.reply_key(1, SECOND, 1): emit_receipt(receipt, HmacKey(bytes(range(32)))),
+        keys.reply_key(1, SECOND, 2): emit_answer(refusal(failed, attempt=SECOND, writer=2)),
+        keys.verdict_key(1, SECOND): emit_verdict(Verdict(attempt=SECOND, outcome=3, failure=failed)),
+    }
+    return root
+
+
 GOOD: dict[str, tuple[str, Callable[[], Root]]] = {
     "every-width": ("step, set and dense at widths 1, 2, 4 and 8 in both orders", every_width),
     "shifts-and-blocks": ("shifts 1, 3, 5 and 16, blocks of 2^6 to 2^24", shifts_and_blocks),
@@ -628,6 +726,7 @@ GOOD: dict[str, tuple[str, Callable[[], Root]]] = {
     "signed": ("manifests signed by HMAC-SHA256 with the secret 00 01 .. 1f, chunk digests included", signed),
     "hint-ahead": ("a hint to a version that does not exist, and names that are no versions", hint_ahead),
     "nothing-changed": ("a delta without chunks", nothing_changed),
+    "ranks": ("calls, answers, a receipt and verdicts of ranks, beside a version", ranks),
     "unknown-keys": ("optional keys of a later revision", unknown_keys),
 }
 
@@ -1182,6 +1281,43 @@ def _retention() -> dict[str, Bad]:
     }
 
 
+def _ranks() -> dict[str, Bad]:
+    asking, call = keys.attempt_key(1, FIRST), keys.attempt_key(1, SECOND)
+    answer, receipt = keys.reply_key(1, FIRST, 1), keys.reply_key(1, SECOND, 1)
+    verdict = keys.verdict_key(1, FIRST)
+
+    def bad(error: str, what: str, key: str, edit: Callable[[dict[str, Any]], Any]) -> Bad:
+        root = ranks()
+        edit_body(root.objects, key, edit)
+        return Bad(what=what, error=error, root=root, object=key)
+
+    def fewer_columns(body: dict[str, Any]) -> None:
+        body["chunks"] |= {"columns": column([1] * body["chunks"]["rows"], "<u1")}
+
+    return {
+        "attempt-holdings": bad("column-length", "digests of what one of two ranks holds", asking, lambda b: b.update(holdings=column([0] * 16, "<u1"))),
+        "attempt-holders": bad("column-length", "holders of fewer domains than owners", call, lambda b: b.update(holders=column([1], "<u4"))),
+        "attempt-owner": bad("index-range", "an owner that is no rank", call, lambda b: b.update(owner=column([2] * (b["owner"][1] // 4), "<u4"))),
+        "attempt-tiling": bad("index-range", "a schema without a tiling", call, lambda b: b.update(tiling=None)),
+        "attempt-purpose": bad("index-range", "a purpose that v1 lacks", call, lambda b: b.update(purpose=3)),
+        "attempt-job": bad("field-missing", "no job", asking, lambda b: b.pop("job")),
+        "attempt-signed": bad("field-type", "a number for a truth", asking, lambda b: b.update(signed=1)),
+        "answer-row": bad("index-range", "a part of a tensor that the rank does not know", answer, lambda b: b["boxes"].update(tensor=column([9, 3], "<u4"))),
+        "answer-corners": bad("column-length", "a corner too few", answer, lambda b: b.update(stops=column([64, 64], "<u8"))),
+        "answer-reversed": bad("box-outside", "a part that ends before it begins", answer, lambda b: b.update(starts=column([65, 0, 0], "<u8"))),
+        "answer-huge": bad("box-outside", "a part up to 2^63", answer, lambda b: b.update(stops=column([2**63, 64, 64], "<u8"))),
+        "answer-dtype": bad("dtype-unknown", "a dtype that v1 lacks", answer, lambda b: b.update(dtypes=["bfloat17", "float32"])),
+        "answer-failure": bad("field-type", "a failure that is a text", answer, lambda b: b.update(failure="no")),
+        "receipt-writer": bad("index-range", "rank 2 of 2", receipt, lambda b: b.update(writer=2)),
+        "receipt-columns": bad("column-count", "fewer columns than rows", receipt, fewer_columns),
+        "receipt-digests": bad("column-length", "digests of fewer chunks than there are", receipt, lambda b: b.update(chunk_digests=bytes(31))),
+        "receipt-moved": bad("column-length", "rows and column disagree", receipt, lambda b: b["moved"].update(rows=2)),
+        "receipt-signature": bad("field-type", "a signature of no bytes", receipt, lambda b: b.update(signature=["hmac-sha256", bytes(8), b""])),
+        "verdict-outcome": bad("index-range", "an outcome that v1 lacks", verdict, lambda b: b.update(outcome=5)),
+        "verdict-attempt": bad("field-type", "an attempt of 15 bytes", verdict, lambda b: b.update(attempt=bytes(15))),
+    }  # fmt: skip
+
+
 def _not_dense(spec: TensorSpec, what: str) -> Bad:
     root = history(ONE)
     content = {spec.name: changed(root.contents[0], 1)["w"].reshape(spec.shape)}
@@ -1210,6 +1346,28 @@ def write(folder: Path, objects: Objects) -> None:
         path.write_bytes(data)
 
 
+def fields_of(data: bytes, key: str) -> dict[str, Any]:
+    """A record as JSON: bytes in hex, columns as lists."""
+    kind = unseal(data, kind=None, where=key)["kind"]
+    record = (parse_call if kind in ("attempt", "verdict") else parse_reply)(data, where=key)
+    fields: dict[str, Any] = {"kind": kind}
+    for name, wire, _ in described(type(record)):
+        value = getattr(record, name)
+        if wire in TABLES:
+            fields[name] = {column: shown(getattr(value, column)) for column, _ in value.column_types()}
+        else:
+            fields[name] = shown(value)
+    return fields
+
+
+def shown(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [shown(item) for item in value]
+    return value.hex() if isinstance(value, bytes) else value
+
+
 def main() -> None:
     shutil.rmtree(VECTORS, ignore_errors=True)
     good = []
@@ -1224,6 +1382,9 @@ def main() -> None:
             good.append(
                 {"name": name, "what": what, "root": f"good/{name}", "version": version, "tensors": tensors}
             )
+        for key in (key for key in root.objects if key.startswith(keys.ATTEMPTS)):
+            fields = fields_of(root.objects[key], key)
+            good.append({"name": name, "what": what, "root": f"good/{name}", "object": key, "fields": fields})
     bad = []
     groups = (
         _envelopes(),
@@ -1235,6 +1396,7 @@ def main() -> None:
         _shards(),
         _ways(),
         _retention(),
+        _ranks(),
     )
     for name, vector in (item for group in groups for item in group.items()):
         write(VECTORS / "bad" / name, vector.root.objects)

@@ -100,7 +100,7 @@ OBJECTS = {
     },
     "receipt": {
         "lineage": "bin16", "version": "int", "base": "int?", "base_digest": "bin32?", "schema": "bin32",
-        "tiling": "bin32", "attempt": "bin16", "writer": "int", "writers": "int", "size": "int", "changed": "int",
+        "tiling": "bin32", "attempt": "bin16", "writer": "int", "writers": "int", "size": "int", "changed": "int?",
         "listed": "int", "chunks": "ChunkTable", "columns": "ColumnTable", "domains": "DomainTable",
         "moved": "MovedTable", "replicas": "ReplicaTable",
     },
@@ -398,6 +398,10 @@ def schema_of(data: bytes, where: str, digest: bytes | None = None) -> list[dict
     """Tensors as dictionaries: name, dtype, width, shape, owner (row; its own unless it is an alias)."""
     record = parse(data, "schema", where)
     require(digest in (None, content_digest(record, "schema")), "digest-mismatch", where)
+    return tensors_of(record, where)
+
+
+def tensors_of(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
     table = {key: values.tolist() for key, values in record["tensors"].items()}
     require(len(table["rank"]) <= MAX_TENSORS, "table-too-large", where)
     require(all(rank <= 16 for rank in table["rank"]), "shape-overflow", where)
@@ -962,6 +966,46 @@ def way_name(base: int | None) -> str:
     return "anchor" if base is None else f"{base:020d}"
 
 
+# --- what ranks tell one another ------------------------------------------------------------------------
+
+
+def check_attempt(record: dict[str, Any], where: str) -> None:
+    require(len(record["holdings"]) == 16 * record["writers"], "column-length", where)
+    require(len(record["owner"]) == len(record["holders"]), "column-length", where)
+    require(record["purpose"] <= 2, "index-range", where)
+    require(all(owner < record["writers"] for owner in record["owner"].tolist()), "index-range", where)
+    require((record["schema"] is None) == (record["tiling"] is None), "index-range", where)
+
+
+def check_answer(record: dict[str, Any], where: str) -> None:
+    if record["failure"]:
+        return
+    tensors, rows = tensors_of(record, where), record["boxes"]["tensor"].tolist()
+    require(all(row < len(tensors) for row in rows), "index-range", where)
+    dimensions = sum(len(tensors[row]["shape"]) for row in rows)
+    starts, stops = record["starts"].tolist(), record["stops"].tolist()
+    require(dimensions == len(starts) == len(stops), "column-length", where)
+    for start, stop in zip(starts, stops, strict=True):
+        require(start <= stop < 2**63, "box-outside", where)
+
+
+def check_receipt(record: dict[str, Any], where: str) -> None:
+    require(record["writer"] < record["writers"], "index-range", where)
+    counts, columns = record["chunks"]["columns"].tolist(), record["columns"]["column"]
+    require(sum(counts) == len(columns), "column-count", where)
+    digests = record["chunk_digests"]
+    require(digests is None or len(digests) in (0, 32 * len(counts)), "column-length", where)
+
+
+def check_verdict(record: dict[str, Any], where: str) -> None:
+    require(record["outcome"] <= 4, "index-range", where)
+
+
+RANK_RULES = {
+    "attempt": check_attempt, "answer": check_answer, "receipt": check_receipt, "verdict": check_verdict,
+}  # fmt: skip
+
+
 # --- output ---------------------------------------------------------------------------------------------
 
 
@@ -996,6 +1040,8 @@ def dump(path: Path) -> dict[str, Any]:
     for name, bound in (("version", MAX_VERSION), ("start", MAX_VERSION), ("seconds", MAX_LEASE + 1)):
         if kind in ("latest", "floor", "lease") and name in record:
             require(record[name] < bound, "field-type", f"{where}, field {name}")
+    if kind in RANK_RULES:
+        RANK_RULES[kind](record, where)
     result = {"kind": kind, **plain(record)}
     if kind == "schema":
         result["tensors"] = plain(schema_of(data, where))

@@ -9,6 +9,7 @@ import numpy as np
 
 from deltafmt.errors import FormatError
 from deltafmt.format.body import content_digest, emit, parse
+from deltafmt.format.checksum import DIGEST_BYTES
 from deltafmt.format.envelope import unseal
 from deltafmt.format.objects import Data, schema_of, schema_record
 from deltafmt.format.records import Answer, Attempt, BoxTable, Receipt, SchemaRecord, TensorTable, Verdict
@@ -47,19 +48,32 @@ def parse_call(data: Data, *, where: object) -> Attempt | Verdict:
     """What a coordinator says."""
     kind = _kind(data, where)
     if kind == "verdict":
-        return cast("Verdict", parse(data, "verdict", where=where))
+        verdict = cast("Verdict", parse(data, "verdict", where=where))
+        _require_index(verdict.outcome <= UNKNOWN, "outcome", where)
+        return verdict
     record = cast("Attempt", parse(data, "attempt", where=where))
     if len(record.holdings) != HOLDING_BYTES * record.writers or len(record.owner) != len(record.holders):
         raise FormatError("columns disagree with the writers or domains", kind="column-length", where=where)
-    if (record.owner >= record.writers).any() or (record.schema is None) != (record.tiling is None):
-        raise FormatError("owner or digest is out of range", kind="index-range", where=where)
+    _require_index(record.purpose <= ANCHOR, "purpose", where)
+    _require_index(bool((record.owner < record.writers).all()), "owner", where)
+    _require_index((record.schema is None) == (record.tiling is None), "digest of schema or tiling", where)
     return record
 
 
 def parse_reply(data: Data, *, where: object) -> Answer | Receipt:
     """What a rank says."""
-    kind = _kind(data, where)
-    return cast("Answer | Receipt", parse(data, "answer" if kind == "answer" else "receipt", where=where))
+    if _kind(data, where) == "answer":
+        answer = cast("Answer", parse(data, "answer", where=where))
+        if not answer.failure:
+            holding_of(answer, where=where)
+        return answer
+    receipt = cast("Receipt", parse(data, "receipt", where=where))
+    _require_index(receipt.writer < receipt.writers, "writer", where)
+    if int(receipt.chunks.columns.astype(np.int64).sum()) != len(receipt.columns):
+        raise FormatError("chunks disagree with their columns", kind="column-count", where=where)
+    if len(receipt.chunk_digests or b"") not in (0, DIGEST_BYTES * len(receipt.chunks)):
+        raise FormatError("chunks disagree with their digests", kind="column-length", where=where)
+    return receipt
 
 
 def answer_of(schema: Schema, parts: Parts, *, attempt: bytes, writer: int) -> Answer:
@@ -120,6 +134,11 @@ def holding_digest(answer: Answer) -> bytes:
 
 def _columns(record: SchemaRecord) -> dict[str, Any]:
     return {f.name: getattr(record, f.name) for f in fields(SchemaRecord)}
+
+
+def _require_index(rule: bool, what: str, where: object) -> None:
+    if not rule:
+        raise FormatError(f"{what} is out of range", kind="index-range", where=where)
 
 
 def _kind(data: Data, where: object) -> str:
