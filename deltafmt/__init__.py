@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from deltafmt.read.options import ReadOptions
     from deltafmt.read.receiver import Receiver
     from deltafmt.schema import Schema, TensorSpec
+    from deltafmt.write.adamw import AdamWDetector, AdamWReport
     from deltafmt.write.options import WriterOptions
     from deltafmt.write.pending import PendingVersion
     from deltafmt.write.snapshot import SnapshotDetector
@@ -63,6 +64,7 @@ _HOMES = {
     "read.options": ("ReadOptions",),
     "read.receiver": ("Receiver",),
     "schema": ("Schema", "TensorSpec"),
+    "write.adamw": ("AdamWDetector", "AdamWReport"),
     "write.options": ("WriterOptions",),
     "write.pending": ("PendingVersion",),
     "write.snapshot": ("SnapshotDetector",),

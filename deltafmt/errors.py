@@ -125,6 +125,7 @@ REASONS: dict[str, str] = {
     "rank-twice": "two processes that take themselves for one rank of a job",
     "rank-failed": "a rank that could not do its part",
     "rank-disagrees": "a rank that was asked for something else than the others",
+    "detector-unsupported": "an optimizer or a parameter that a detector cannot serve",
     # storage
     "object-missing": "an object that is not in the store",
     "already-exists": "an exclusive create of an object that exists",

@@ -103,6 +103,12 @@ def numpy_bits(tensor: torch.Tensor) -> npt.NDArray[np.unsignedinteger]:
     return integers.view(_UNSIGNED[tensor.element_size()])
 
 
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a distributed tensor that this process holds, or the tensor itself; shares its memory."""
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.detach()
+
+
 def empty(dtype: str, shape: tuple[int, ...], device: torch.device | str = "cpu") -> torch.Tensor:
     """A new contiguous tensor whose elements are not initialised."""
     return torch.empty(shape, dtype=torch_dtype(dtype), device=device)

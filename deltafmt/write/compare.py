@@ -50,7 +50,7 @@ def compared_results(
     assert plan.base is not None
     before = history.schema(plan.base.manifest.schema)
     kept = _kept(before, plan.cut.schema)
-    compare = _Comparison(cut=plan.cut, kept=kept, recut=plan.recut, scratch=threading.local())
+    compare = Comparison(cut=plan.cut, kept=kept, recut=plan.recut, scratch=threading.local())
     read: dict[int, tuple[Bits, Bits]] = {}
     sums = np.zeros((len(plan.cut.schema), 2), np.uint64)
     domains = _reading(history, plan, kept, read, progress)
@@ -86,8 +86,8 @@ def _reading(
     sizes = tiling.volume * tiling.widths
     total = int(sizes.sum())
     for domains in batches(sizes.tolist(), BATCH_BYTES):
-        new = _read(history, plan.version, plan.cut, domains, [True] * len(kept))
-        old = _read(history, plan.base.manifest.version, plan.cut, domains, kept)
+        new = stored_bits(history, plan.version, plan.cut, domains, [True] * len(kept))
+        old = stored_bits(history, plan.base.manifest.version, plan.cut, domains, kept)
         for domain in domains:
             into[domain] = old.pop(domain), new.pop(domain)
             yield domain
@@ -95,7 +95,9 @@ def _reading(
             progress(int(sizes[: domains.stop].sum()), total)
 
 
-def _read(history: History, version: int, cut: Cut, domains: range, wanted: list[bool]) -> dict[int, Bits]:
+def stored_bits(
+    history: History, version: int, cut: Cut, domains: range, wanted: list[bool]
+) -> dict[int, Bits]:
     """Some domains at a version, as far as their tensors are wanted."""
     tensors: dict[str, torch.Tensor] = {}
     placements = []
@@ -121,7 +123,7 @@ def _read(history: History, version: int, cut: Cut, domains: range, wanted: list
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Comparison:
+class Comparison:
     """Turns a domain's elements at both versions into its result and the digests of the base's tensors in it."""
 
     cut: Cut

@@ -9,7 +9,7 @@ from deltafmt.kernels.digest import Digest
 from deltafmt.read.history import History, Stored
 from deltafmt.write.cut import Cut
 from deltafmt.write.pack import DomainResult, WayParts
-from deltafmt.write.source import Source
+from deltafmt.write.source import PlacedBits, Source
 from deltafmt.write.way import WayPlan
 
 
@@ -24,7 +24,7 @@ class Detector(Protocol):
         """Whether a base that is there under one cut can be compared under another one."""
 
     def results(
-        self, plan: WayPlan, source: Source, known: dict[int, Digest], threads: int
+        self, history: History, plan: WayPlan, source: PlacedBits, known: dict[int, Digest], threads: int
     ) -> Iterator[DomainResult]:
         """Every domain detected and encoded; `known` holds digests of the base's domains, as far as known.
 
@@ -34,7 +34,7 @@ class Detector(Protocol):
     def read(self, history: History, stored: Stored, cut: Cut, threads: int) -> None:
         """Take a version in storage for the base, as far as its tensors go on under the cut's schema."""
 
-    def take(self, cut: Cut, source: Source, threads: int) -> list[dict[int, Digest]]:
+    def take(self, cut: Cut, source: PlacedBits, threads: int) -> list[dict[int, Digest]]:
         """Take live bits for the base; returns what each tensor's digest gains by each domain."""
 
     def follow(self, history: History, stored: Stored, cut: Cut, parts: WayParts, threads: int) -> None:

@@ -15,7 +15,7 @@ from deltafmt.write.ownership import Holding
 from deltafmt.write.pack import DomainResult, bounded
 from deltafmt.write.part import live_digests
 from deltafmt.write.ranks import Agreed
-from deltafmt.write.source import Source
+from deltafmt.write.source import PlacedBits
 from deltafmt.write.state import Base, base_sums
 from deltafmt.write.way import WayPlan, anchor_results
 
@@ -33,7 +33,7 @@ class Draft:
     holding: Holding
     plan: WayPlan
     results: Iterator[DomainResult] | list[DomainResult]
-    source: Source
+    source: PlacedBits
 
     def encoded(self) -> Draft:
         """The same with all of its results at hand, so that the tensors may change."""
@@ -42,7 +42,7 @@ class Draft:
 
 def plan_of(
     agreed: Agreed,
-    source: Source,
+    source: PlacedBits,
     base: Stored | None,
     history: History,
     *,
@@ -78,10 +78,15 @@ def plan_of(
 
 
 def results_of(
-    plan: WayPlan, source: Source, base: Base | None, detector: Detector, threads: int
+    history: History,
+    plan: WayPlan,
+    source: PlacedBits,
+    base: Base | None,
+    detector: Detector,
+    threads: int,
 ) -> Iterator[DomainResult]:
     """Every domain of a plan, detected against the base (None: taken whole) and encoded."""
     if base is None:
         return anchor_results(plan, source, threads)
     known = base.digests if base.cut.tiling_digest == plan.cut.tiling_digest else {}
-    return detector.results(plan, source, known, threads)
+    return detector.results(history, plan, source, known, threads)

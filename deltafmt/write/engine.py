@@ -141,7 +141,7 @@ class Engine:
                 sign_with=self._options.sign_with,
                 threads=self._threads,
             )
-            results = results_of(plan, source, base, self._detector, self._threads)
+            results = results_of(self._history, plan, source, base, self._detector, self._threads)
             draft = Draft(agreed=agreed, holding=holding, plan=plan, results=results, source=source)
             return draft.encoded() if encoded else draft
         except Exception as error:

@@ -17,7 +17,7 @@ from deltafmt.tensors import numpy_bits, torch_dtype
 from deltafmt.write.cut import PIECE_ELEMENTS, Bits, Cut, Piece
 from deltafmt.write.detect import add_piece
 from deltafmt.write.pack import in_order
-from deltafmt.write.source import LiveSource, Source
+from deltafmt.write.source import LiveSource, Place, PlacedBits
 
 
 class PlacedSource:
@@ -55,16 +55,24 @@ class PlacedSource:
             )
         return whole.reshape(-1)
 
+    def places(self, piece: Piece) -> Iterator[Place]:
+        """Where the elements of a piece stand."""
+        for box, p, offset in self._held(piece):
+            yield Place.of(self._tensors[p.target], box, p.strides, offset, piece.box, piece.position)
+
     def _parts(self, piece: Piece) -> Iterator[tuple[Box, torch.Tensor]]:
+        for box, p, offset in self._held(piece):
+            tensor = self._tensors[p.target]
+            yield box, tensor.as_strided(box.shape, p.strides, tensor.storage_offset() + offset)
+
+    def _held(self, piece: Piece) -> Iterator[tuple[Box, Placement, int]]:
+        """Parts of a piece, with the placement that has them and where they begin in its target."""
         for p in self._places[piece.tensor]:
             box = p.source_box.intersect(piece.box)
             if box is None:
                 continue
-            tensor = self._tensors[p.target]
-            offset = p.offset + sum(
-                (a - b) * s for a, b, s in zip(box.start, p.source_box.start, p.strides, strict=True)
-            )
-            yield box, tensor.as_strided(box.shape, p.strides, tensor.storage_offset() + offset)
+            inside = zip(box.start, p.source_box.start, p.strides, strict=True)
+            yield box, p, p.offset + sum((a - b) * s for a, b, s in inside)
 
 
 def _within(box: Box, outer: Box) -> Box:
@@ -72,14 +80,14 @@ def _within(box: Box, outer: Box) -> Box:
     return Box(start, tuple(a + n for a, n in zip(start, box.shape, strict=True)))
 
 
-def part_source(cut: Cut, tensors: Mapping[str, torch.Tensor], layout: Layout | None) -> Source:
+def part_source(cut: Cut, tensors: Mapping[str, torch.Tensor], layout: Layout | None) -> PlacedBits:
     """Local tensors as a source: through a layout, or as whole tensors by any of their names."""
     if layout is not None:
         return PlacedSource(cut, tensors, layout)
     return LiveSource(cut, {cut.schema.resolve(name).name: tensor for name, tensor in tensors.items()})
 
 
-def live_digests(cut: Cut, source: Source, domains: Iterable[int], threads: int) -> dict[int, Digest]:
+def live_digests(cut: Cut, source: PlacedBits, domains: Iterable[int], threads: int) -> dict[int, Digest]:
     """Digests of domains of the live tensors."""
 
     def work(domain: int) -> tuple[int, Digest]:

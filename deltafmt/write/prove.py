@@ -13,7 +13,7 @@ from deltafmt.write.detector import Detector
 from deltafmt.write.part import live_digests
 from deltafmt.write.ranks import Agreed
 from deltafmt.write.receipts import moved_table, replica_table
-from deltafmt.write.source import Source
+from deltafmt.write.source import PlacedBits
 from deltafmt.write.state import Base, summed
 
 
@@ -21,7 +21,7 @@ def own_proof(
     agreed: Agreed,
     stored: Stored,
     schema: Schema,
-    source: Source,
+    source: PlacedBits,
     detector: Detector,
     *,
     rank: int,

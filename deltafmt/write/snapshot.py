@@ -19,7 +19,7 @@ from deltafmt.write.cut import Bits, Cut
 from deltafmt.write.detect import Baseline, copy_live, put_changes
 from deltafmt.write.pack import DomainResult, Kept, WayParts, in_order
 from deltafmt.write.part import copy_layout
-from deltafmt.write.source import CopiedSource, Source
+from deltafmt.write.source import CopiedSource, PlacedBits, Source
 from deltafmt.write.way import WayPlan, delta_results
 
 
@@ -45,7 +45,12 @@ class SnapshotDetector:
         return before is after or (before.part is None and after.part is None)
 
     def results(
-        self, plan: WayPlan, source: Source, known: dict[int, Digest], threads: int
+        self,
+        _history: History,
+        plan: WayPlan,
+        source: PlacedBits,
+        known: dict[int, Digest],
+        threads: int,
     ) -> Iterator[DomainResult]:
         """Every domain compared and encoded."""
         return delta_results(plan, source, self.flats(plan.cut), known, threads)
@@ -61,7 +66,7 @@ class SnapshotDetector:
             materialize(history, stored.manifest.version, full, layout=layout, threads=threads)
         self.tensors = copies
 
-    def take(self, cut: Cut, source: Source, threads: int) -> list[dict[int, Digest]]:
+    def take(self, cut: Cut, source: PlacedBits, threads: int) -> list[dict[int, Digest]]:
         """Copy live bits; returns what each tensor's digest gains by each domain."""
         copies = self._copies(cut, _owners(cut))
         self.tensors = {}

@@ -1,0 +1,178 @@
+"""Which BF16 values an AdamW step has changed, found from the parameters and the optimizer's state after it.
+
+The bound on the rounding errors, and why nothing is missed, is derived in `spec/decisions`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from deltafmt.kernels.intrinsics import LANES, nonzero, trailing_zeros
+
+Floats = npt.NDArray[np.float32]
+Words = npt.NDArray[np.uint64]
+
+P_BAND, Q_BAND = 4 * 2.0**-23, 8 * 2.0**-23
+"""The guard band: shares of the parameter and of the update by which the value before may be off."""
+_LEAST = 2.0**-146
+_BLOCK = 1024
+_ROOT_ERROR = 1.04
+"""By how much the quick root may be too small; it is off by 3.5 % at most."""
+_MARGIN = 1.001
+"""For roundings of the quick bound itself."""
+_LEAST_EPS = 1e-15
+"""Below this eps the quick root says nothing of tiny second moments."""
+_I32, _F32 = np.int32, np.float32
+_ONE = np.uint64(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What one optimizer step did to one parameter: the scalars that it used.
+
+    `lr` and `weight_decay` (0 unless decoupled from the gradient) as they were in the step, `step` the count
+    that its bias corrections used, from 1 on.
+    """
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    step: int
+
+    @property
+    def size(self) -> float:
+        """Step size: lr / bias correction 1."""
+        return self.lr / (1 - self.beta1**self.step)
+
+    @property
+    def root(self) -> float:
+        """1 / sqrt(bias correction 2)."""
+        return float((1 - self.beta2**self.step) ** -0.5)
+
+    @property
+    def decay(self) -> float:
+        """1 / decay factor; the step is only undone where that is positive."""
+        return 1 / (1 - self.lr * self.weight_decay)
+
+
+def mark(p: Floats, m: Floats, v: Floats, step: Step, words: Words) -> tuple[int, int]:
+    """Mark what a step changed in `p` as BF16; `m` and `v` are the moments that the update used.
+
+    All are contiguous and equally long. Bit `i` of `words` stands for element `i`; bits are only ever set.
+    Returns (elements that have certainly changed, elements marked to be safe).
+    """
+    size, root, decay = step.size, step.root, step.decay
+    reach = abs(size) / root * _ROOT_ERROR * (decay * (1 + P_BAND) + Q_BAND) * _MARGIN
+    slip = (abs(decay - 1) + P_BAND * decay) * _MARGIN
+    if step.eps < _LEAST_EPS:
+        reach = float("inf")
+    quick = _F32(reach), _F32(slip)
+    exact = _F32(size), _F32(root), _F32(step.eps), _F32(decay)
+    changed, unsure = _mark(p, p.view(_I32), m, v, v.view(_I32), *quick, *exact, words)
+    return int(changed), int(unsure)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _mark(
+    p: Any, bits: Any, m: Any, v: Any, square: Any, reach: Any, slip: Any,
+    size: Any, root: Any, eps: Any, decay: Any, words: Any,
+) -> Any:  # fmt: skip
+    flag = np.zeros(_BLOCK, np.uint8)
+    quick, power = np.empty(_BLOCK, np.int32), np.empty(_BLOCK, np.int32)
+    place = np.empty(_BLOCK, np.int64)
+    some_p, some_m, some_v = (
+        np.empty(_BLOCK, np.float32),
+        np.empty(_BLOCK, np.float32),
+        np.empty(_BLOCK, np.float32),
+    )
+    low, high = np.empty(_BLOCK, np.float32), np.empty(_BLOCK, np.float32)
+    sure, marked = np.empty(_BLOCK, np.uint8), np.empty(_BLOCK, np.uint8)
+    changed = unsure = 0
+    for first in range(0, p.size, _BLOCK):
+        stop = min(first + _BLOCK, p.size)
+        flag[stop - first :] = 0
+        _near(
+            p[first:stop], bits[first:stop], m[first:stop], square[first:stop], reach, slip,
+            quick, quick.view(np.float32), power, power.view(np.float32), flag,
+        )  # fmt: skip
+        count = 0
+        for lane in range(0, stop - first, LANES):
+            rest = nonzero(flag, lane)
+            while rest:
+                place[count] = lane + np.int64(trailing_zeros(rest))
+                rest &= rest - _ONE
+                count += 1
+        for k in range(count):
+            at = first + place[k]
+            some_p[k], some_m[k], some_v[k] = p[at], m[at], v[at]
+        _compare(some_p[:count], some_m, some_v, size, root, eps, decay, low, high, sure, marked)
+        for k in range(count):
+            at = np.uint64(first + place[k])
+            words[at >> np.uint64(6)] |= np.uint64(marked[k]) << (at & np.uint64(63))
+            changed += sure[k]
+            unsure += marked[k] - sure[k]
+    return changed, unsure
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _near(
+    p: Any, bits: Any, m: Any, square: Any, reach: Any, slip: Any,
+    quick: Any, root: Any, power: Any, scale: Any, flag: Any,
+) -> None:  # fmt: skip
+    """Flag what may have come over a border between BF16 values, by a bound that needs no division.
+
+    `quick` and `root`, and `power` and `scale`, are the same memory as integers and as floats.
+    """
+    for k in range(p.size):
+        # 1 / sqrt(v) by halving its exponent; what is infinite or NaN shows in p.
+        quick[k] = _I32(0x5F3759DF) - (square[k] >> _I32(1))
+        power[k] = bits[k] & _I32(0x7F800000)
+    for k in range(p.size):
+        far = reach * abs(m[k]) * root[k] + slip * abs(p[k]) + _F32(2.0**-140)
+        inside = _I32(bits[k] & _I32(0xFFFF))
+        above, below = _I32(abs(_I32(inside - _I32(0x8000)))), _I32(inside + _I32(0x4000))
+        nearest = min(below, above)
+        flag[k] = not (far < _F32(nearest) * (scale[k] * _F32(2.0**-23)))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _compare(
+    p: Any, m: Any, v: Any, size: Any, root: Any, eps: Any, decay: Any,
+    low: Any, high: Any, sure: Any, marked: Any,
+) -> None:  # fmt: skip
+    """Flags of what has certainly changed, and of what may have; `low` and `high` are scratch."""
+    p_band, q_band, least = _F32(P_BAND), _F32(Q_BAND), _F32(_LEAST)
+    for k in range(p.size):
+        update = size * (m[k] / (np.sqrt(v[k]) * root + eps))
+        before = (p[k] + update) * decay
+        largest = max(abs(p[k]), abs(before))
+        band = p_band * largest + q_band * abs(update) + least
+        low[k] = before - band
+        high[k] = before + band
+    bits, moment = p.view(np.uint32), m.view(np.uint32)
+    lows, highs = low.view(np.uint32), high.view(np.uint32)
+    for k in range(p.size):
+        now, below, above = _rounded(bits[k]), _rounded(lows[k]), _rounded(highs[k])
+        finite = _finite(bits[k]) & _finite(lows[k]) & _finite(highs[k])
+        # A zero that a moment of exactly zero has left alone was that zero.
+        moved = ((bits[k] & np.uint32(0x7FFFFFFF)) | moment[k]) != 0
+        marked[k] = (((now != below) | (now != above)) & moved) | (not finite)
+        sure[k] = (now != below) & (below == above) & moved & finite
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _rounded(bits: Any) -> Any:
+    """The BF16 bits that FP32 bits are rounded to, to nearest, ties to even; not for NaN."""
+    return np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _finite(bits: Any) -> Any:
+    return (bits & np.uint32(0x7F800000)) != np.uint32(0x7F800000)

@@ -1,0 +1,235 @@
+"""Detection by undoing AdamW: no copy of anything, one bit per element."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from deltafmt.errors import UnsupportedError
+from deltafmt.kernels import adamw as native
+from deltafmt.kernels.adamw import Step
+from deltafmt.kernels.digest import Digest, digest_run, zero
+from deltafmt.tensors import local_part, numpy_bits
+from deltafmt.write.marks import MarkDetector, Marks
+from deltafmt.write.options import WriterOptions
+from deltafmt.write.pack import in_order
+
+_CHUNK = 1 << 18
+"""Elements that are marked at a time: their parameters are still in the cache when they are digested."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamWReport:
+    """What an `AdamWDetector` has seen since it was made.
+
+    `changed` elements have certainly got another BF16 value in some step, `unsure` ones were marked to be
+    safe; an element counts once per step. `lost` says how often a tensor had to be compared with storage,
+    since somebody else had written to it, or a step could not be undone.
+    """
+
+    steps: int
+    changed: int
+    unsure: int
+    lost: int
+
+
+@dataclass(slots=True)
+class _Parameter:
+    """What is known of one parameter since its last step."""
+
+    marks: Marks
+    parameter: torch.Tensor
+    step: int
+    version: int
+    address: int
+    digest: Digest | None = None
+
+
+class AdamWDetector(MarkDetector):
+    """Finds what each step of torch's AdamW or Adam changed in FP32 parameters that are published as BF16.
+
+    After every step the value before it is computed anew from the parameter and the optimizer's moments,
+    with a guard band for all roundings; an element is marked where its BF16 value may have changed. Steps
+    add up. Nothing is missed, and a few elements are published that have not changed.
+
+    Keep the detector from before the first anchor on: steps that it has not seen cannot be undone.
+    `named_parameters` names what is published; parameters that the optimizer does not hold, or that get no
+    gradient, cost nothing and are held against the base by digest. Each step costs a read of 12 bytes per
+    element, and of 4 more to notice what others have written; with `audit_every` N only every N-th
+    parameter is read for that before a step (all are before a publish), beside torch's own counter of writes.
+
+    Raises `UnsupportedError` (`detector-unsupported`) for an optimizer whose steps cannot be undone, and for
+    parameters of another dtype than FP32: `CastDetector` and `SnapshotDetector` serve those.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        named_parameters: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+        *,
+        audit_every: int = 1,
+        threads: int | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
+            raise UnsupportedError(
+                "only steps of torch's Adam and AdamW can be undone; use CastDetector or SnapshotDetector",
+                kind="detector-unsupported",
+                where=type(optimizer).__name__,
+            )
+        if audit_every < 1:
+            raise ValueError(f"audit_every is at least 1: {audit_every}")
+        self._optimizer, self._audit_every = optimizer, audit_every
+        self._threads = threads or WriterOptions().workers
+        self._turn = 0
+        self._steps = self._changed = self._unsure = self._lost = 0
+        pairs = named_parameters.items() if isinstance(named_parameters, Mapping) else named_parameters
+        names = {id(parameter): name for name, parameter in pairs}
+        self._parameters: dict[int, _Parameter] = {}
+        for parameter in _held(optimizer):
+            if id(parameter) in names:
+                self._add(names[id(parameter)], parameter)
+        self._hooks = [
+            optimizer.register_step_pre_hook(lambda *_: self._before()),
+            optimizer.register_step_post_hook(lambda *_: self._after()),
+        ]
+
+    @property
+    def report(self) -> AdamWReport:
+        """What was seen since the detector was made."""
+        return AdamWReport(steps=self._steps, changed=self._changed, unsure=self._unsure, lost=self._lost)
+
+    def close(self) -> None:
+        """Take the hooks off the optimizer; the detector then knows of nothing any more."""
+        for hook in self._hooks:
+            hook.remove()
+        self.drop()
+
+    def settle(self) -> None:
+        """Look for writes of others since the last step."""
+        for own in self._parameters.values():
+            self._audit(own, thorough=True)
+
+    def _add(self, name: str, parameter: torch.Tensor) -> None:
+        local = local_part(parameter)
+        if local.dtype is not torch.float32 or not local.is_contiguous():
+            raise UnsupportedError(
+                "only contiguous FP32 parameters can be undone; use CastDetector or SnapshotDetector",
+                kind="detector-unsupported",
+                where=repr(name),
+                expected="torch.float32",
+                found=str(local.dtype),
+            )
+        each = Marks.of(name, local)
+        self._marks[id(parameter)] = each
+        self._parameters[id(parameter)] = _Parameter(
+            marks=each,
+            parameter=parameter,
+            step=_count(self._optimizer.state.get(parameter, {})),
+            version=local._version,
+            address=local.data_ptr(),
+        )
+
+    def _before(self) -> None:
+        self._turn += 1
+        for number, own in enumerate(self._parameters.values()):
+            self._audit(own, thorough=(number + self._turn) % self._audit_every == 0)
+
+    def _audit(self, own: _Parameter, *, thorough: bool) -> None:
+        local = local_part(own.parameter)
+        if local.data_ptr() != own.address:
+            # The marks are those of memory that is no longer the parameter's.
+            own.marks.tensor, own.address = local, local.data_ptr()
+            self._lose(own, "it is in other memory than before")
+        elif local._version != own.version:
+            self._lose(own, "it was written to outside of the optimizer")
+        elif thorough and own.digest is not None and (self._digest(local) != own.digest).any():
+            self._lose(own, "its bits have changed outside of the optimizer")
+        own.version = local._version
+
+    def _lose(self, own: _Parameter, why: str) -> None:  # type: ignore[override]
+        self._lost += own.marks.known
+        own.digest = None
+        super()._lose(own.marks, why)
+
+    def _after(self) -> None:
+        self._steps += 1
+        decoupled = isinstance(self._optimizer, torch.optim.AdamW)
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                own = self._parameters.get(id(parameter))
+                if own is not None:
+                    self._undo(own, group, decoupled=group.get("decoupled_weight_decay", decoupled))
+
+    def _undo(self, own: _Parameter, group: dict[str, Any], *, decoupled: bool) -> None:
+        state = self._optimizer.state.get(own.parameter, {})
+        count = _count(state)
+        taken, own.step = count - own.step, count
+        local = local_part(own.parameter)
+        own.version = local._version
+        if taken == 0:
+            return
+        step = _step(group, count, decoupled=decoupled)
+        if taken != 1 or step is None:
+            self._lose(own, "a step cannot be undone")
+            return
+        moment = local_part(state["exp_avg"])
+        square = local_part(state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"])
+        if any(t.dtype is not torch.float32 or not t.is_contiguous() for t in (local, moment, square)):
+            self._lose(own, "the optimizer keeps its moments in another form")
+            return
+        changed, unsure, own.digest = self._mark(local, moment, square, step, own.marks.words)
+        self._changed += changed
+        self._unsure += unsure
+
+    def _mark(
+        self, local: torch.Tensor, moment: torch.Tensor, square: torch.Tensor, step: Step, words: Any
+    ) -> tuple[int, int, Digest]:
+        def work(first: int) -> tuple[int, int, Digest]:
+            here = slice(first, first + _CHUNK)
+            p, m, v = (t.detach().reshape(-1)[here].cpu().numpy() for t in (local, moment, square))
+            digest = zero()
+            changed, unsure = native.mark(p, m, v, step, words[first // 64 : (first + _CHUNK) // 64])
+            digest_run(p.view(np.uint32), first, (0, 0), digest)
+            return changed, unsure, digest
+
+        found = list(in_order(work, range(0, local.numel(), _CHUNK), self._threads))
+        total = zero()
+        for _, _, digest in found:
+            total += digest
+        return sum(f[0] for f in found), sum(f[1] for f in found), total
+
+    def _digest(self, local: torch.Tensor) -> Digest:
+        def work(first: int) -> Digest:
+            digest = zero()
+            bits = numpy_bits(local.detach().reshape(-1)[first : first + _CHUNK].cpu())
+            digest_run(bits, first, (0, 0), digest)
+            return digest
+
+        total = zero()
+        for digest in in_order(work, range(0, local.numel(), _CHUNK), self._threads):
+            total += digest
+        return total
+
+
+def _held(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _count(state: Mapping[str, Any]) -> int:
+    """Steps that a parameter has made."""
+    return int(state.get("step", 0))
+
+
+def _step(group: dict[str, Any], count: int, *, decoupled: bool) -> Step | None:
+    """The scalars of a step; None where they cannot be those of one that can be undone."""
+    lr, decay = float(group["lr"]), float(group["weight_decay"]) if decoupled else 0.0
+    if lr * decay >= 1:
+        return None
+    beta1, beta2 = (float(beta) for beta in group["betas"])
+    return Step(lr=lr, beta1=beta1, beta2=beta2, eps=float(group["eps"]), weight_decay=decay, step=count)
