@@ -73,6 +73,8 @@ _HOMES = {
 _HOME_OF = {name: f"{__name__}.{home}" for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AdamWDetector",
+    "AdamWReport",
     "BaseMismatchError",
     "Box",
     "ChecksumError",

@@ -1,6 +1,6 @@
 """Which BF16 values an AdamW step has changed, found from the parameters and the optimizer's state after it.
 
-The bound on the rounding errors, and why nothing is missed, is derived in `spec/decisions`.
+The bound on the rounding errors, and why nothing is missed, is derived in `spec/decisions/0010`.
 """
 
 from __future__ import annotations
@@ -35,30 +35,29 @@ _ONE = np.uint64(1)
 class Step:
     """What one optimizer step did to one parameter: the scalars that it used.
 
-    `lr` and `weight_decay` (0 unless decoupled from the gradient) as they were in the step, `step` the count
-    that its bias corrections used, from 1 on.
+    `lr` and `weight_decay` (0 unless decoupled from the gradient) as they were in the step, `correction1` and
+    `correction2` the bias corrections 1 - beta^step. `lr * weight_decay` is at most 1/4.
     """
 
     lr: float
-    beta1: float
-    beta2: float
+    correction1: float
+    correction2: float
     eps: float
     weight_decay: float
-    step: int
 
     @property
     def size(self) -> float:
         """Step size: lr / bias correction 1."""
-        return self.lr / (1 - self.beta1**self.step)
+        return self.lr / self.correction1
 
     @property
     def root(self) -> float:
         """1 / sqrt(bias correction 2)."""
-        return float((1 - self.beta2**self.step) ** -0.5)
+        return float(self.correction2**-0.5)
 
     @property
     def decay(self) -> float:
-        """1 / decay factor; the step is only undone where that is positive."""
+        """1 / decay factor."""
         return 1 / (1 - self.lr * self.weight_decay)
 
 

@@ -20,6 +20,8 @@ from deltafmt.write.pack import in_order
 
 _CHUNK = 1 << 18
 """Elements that are marked at a time: their parameters are still in the cache when they are digested."""
+_MOST_DECAY = 0.25
+"""Share that weight decay may take in a step, for the guard band to hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +175,7 @@ class AdamWDetector(MarkDetector):
         own.version = local._version
         if taken == 0:
             return
-        step = _step(group, count, decoupled=decoupled)
+        step = _step(group, state, decoupled=decoupled)
         if taken != 1 or step is None:
             self._lose(own, "a step cannot be undone")
             return
@@ -226,10 +228,18 @@ def _count(state: Mapping[str, Any]) -> int:
     return int(state.get("step", 0))
 
 
-def _step(group: dict[str, Any], count: int, *, decoupled: bool) -> Step | None:
-    """The scalars of a step; None where they cannot be those of one that can be undone."""
+def _step(group: dict[str, Any], state: Mapping[str, Any], *, decoupled: bool) -> Step | None:
+    """The scalars of a step; None where they are beyond what the guard band allows for."""
     lr, decay = float(group["lr"]), float(group["weight_decay"]) if decoupled else 0.0
-    if lr * decay >= 1:
+    if abs(lr * decay) > _MOST_DECAY:
         return None
-    beta1, beta2 = (float(beta) for beta in group["betas"])
-    return Step(lr=lr, beta1=beta1, beta2=beta2, eps=float(group["eps"]), weight_decay=decay, step=count)
+    # A capturable optimizer computes the corrections from its tensor, in FP32: so do we, bit for bit.
+    count = state["step"] if group.get("capturable") else _count(state)
+    corrections = [float(1 - beta**count) for beta in group["betas"]]
+    return Step(
+        lr=lr,
+        correction1=corrections[0],
+        correction2=corrections[1],
+        eps=float(group["eps"]),
+        weight_decay=decay,
+    )

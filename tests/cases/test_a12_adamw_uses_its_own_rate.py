@@ -28,9 +28,7 @@ def listed(lineage: Any, version: int) -> int:
 def test_nothing_is_missed_whenever_the_scheduler_steps(form: dict[str, bool], scheduler_first: bool) -> None:
     torch.manual_seed(0)
     weights = torch.nn.Parameter(torch.randn(ELEMENTS) * 0.02)
-    optimizer = torch.optim.AdamW(
-        [weights], lr=1e-5, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.01, **form
-    )
+    optimizer = torch.optim.AdamW([weights], lr=1e-5, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.01, **form)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     root = new_root()
     named = {"w": weights}
