@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from deltafmt.read.receiver import Receiver
     from deltafmt.schema import Schema, TensorSpec
     from deltafmt.write.adamw import AdamWDetector, AdamWReport
+    from deltafmt.write.cast import CastDetector
+    from deltafmt.write.choice import detector_for
     from deltafmt.write.options import WriterOptions
     from deltafmt.write.pending import PendingVersion
     from deltafmt.write.snapshot import SnapshotDetector
@@ -65,6 +67,8 @@ _HOMES = {
     "read.receiver": ("Receiver",),
     "schema": ("Schema", "TensorSpec"),
     "write.adamw": ("AdamWDetector", "AdamWReport"),
+    "write.cast": ("CastDetector",),
+    "write.choice": ("detector_for",),
     "write.options": ("WriterOptions",),
     "write.pending": ("PendingVersion",),
     "write.snapshot": ("SnapshotDetector",),
@@ -77,6 +81,7 @@ __all__ = [
     "AdamWReport",
     "BaseMismatchError",
     "Box",
+    "CastDetector",
     "ChecksumError",
     "CommitConflictError",
     "CommitUnknownError",
@@ -105,6 +110,7 @@ __all__ = [
     "Writer",
     "WriterOptions",
     "create",
+    "detector_for",
     "load_key",
     "open",
 ]

@@ -15,9 +15,7 @@ Ints = npt.NDArray[np.int64]
 Positions = npt.NDArray[np.uint32]
 Words = npt.NDArray[np.uint64]
 
-_ONE, _SIX, _LOW = np.uint64(1), np.uint64(6), np.uint64(63)
-_UPPER, _HALF, _ODD = np.uint32(16), np.uint32(0x7FFF), np.uint32(1)
-_BLOCK = 1024
+_ONE, _SIX = np.uint64(1), np.uint64(6)
 
 
 def words_for(elements: int) -> Words:
@@ -33,14 +31,6 @@ def count(words: Words) -> int:
 def mark_differing(old: Bits, new: Bits, words: Words) -> int:
     """Mark where two contiguous arrays of one unsigned type differ; returns in how many places."""
     return int(_mark_differing(old, new, words))
-
-
-def mark_cast(copy: npt.NDArray[np.uint16], master: npt.NDArray[np.uint32], words: Words) -> int:
-    """Mark where BF16 bits are not those that FP32 bits are rounded to; returns in how many places.
-
-    A NaN is marked, whatever its bits: how one is cast is torch's affair.
-    """
-    return int(_mark_cast(copy, master, words))
 
 
 def marked(words: Words, starts: Ints, places: Ints, length: int) -> Positions:
@@ -70,22 +60,6 @@ def _mark_differing(old: Any, new: Any, words: Any) -> Any:
         if old[k] != new[k]:
             words[vectors] |= _ONE << np.uint64(k - vectors * LANES)
             total += _ONE
-    return total
-
-
-@njit(nogil=True, cache=True)
-def _mark_cast(copy: Any, master: Any, words: Any) -> Any:
-    total = np.uint64(0)
-    cast = np.empty(_BLOCK, np.uint16)
-    for first in range(0, copy.size, _BLOCK):
-        here, wide = copy[first : first + _BLOCK], master[first : first + _BLOCK]
-        for k in range(wide.size):
-            bits = wide[k]
-            rounded = np.uint32(bits + _HALF + ((bits >> _UPPER) & _ODD)) >> _UPPER
-            # A pattern that the copy does not have, so that a NaN differs.
-            nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-            cast[k] = np.uint16(~here[k]) if nan else np.uint16(rounded)
-        total += _mark_differing(here, cast[: here.size], words[first // LANES :])
     return total
 
 

@@ -10,16 +10,15 @@ import numpy as np
 import torch
 
 from deltafmt.errors import UnsupportedError
-from deltafmt.kernels import adamw as native
-from deltafmt.kernels.adamw import Step
-from deltafmt.kernels.digest import Digest, digest_run, zero
-from deltafmt.tensors import local_part, numpy_bits
+from deltafmt.kernels.adamw import Step, mark
+from deltafmt.kernels.digest import Digest
+from deltafmt.kernels.intrinsics import LANES
+from deltafmt.kernels.marks import Words
+from deltafmt.tensors import local_part
 from deltafmt.write.marks import MarkDetector, Marks
 from deltafmt.write.options import WriterOptions
-from deltafmt.write.pack import in_order
+from deltafmt.write.watch import Watched, by_chunks, chunk_of, digest_of_chunk, total_of
 
-_CHUNK = 1 << 18
-"""Elements that are marked at a time: their parameters are still in the cache when they are digested."""
 _MOST_DECAY = 0.25
 """Share that weight decay may take in a step, for the guard band to hold."""
 
@@ -41,14 +40,12 @@ class AdamWReport:
 
 @dataclass(slots=True)
 class _Parameter:
-    """What is known of one parameter since its last step."""
+    """One parameter, and how many steps it had made when it was looked at last."""
 
     marks: Marks
+    watched: Watched
     parameter: torch.Tensor
     step: int
-    version: int
-    address: int
-    digest: Digest | None = None
 
 
 class AdamWDetector(MarkDetector):
@@ -59,8 +56,8 @@ class AdamWDetector(MarkDetector):
     add up. Nothing is missed, and a few elements are published that have not changed.
 
     Keep the detector from before the first anchor on: steps that it has not seen cannot be undone.
-    `named_parameters` names what is published; parameters that the optimizer does not hold, or that get no
-    gradient, cost nothing and are held against the base by digest. Each step costs a read of 12 bytes per
+    `named_parameters` names what is published; what the optimizer does not hold costs nothing in a step and
+    is held against the base by digest. Each step costs a read of 12 bytes per
     element, and of 4 more to notice what others have written; with `audit_every` N only every N-th
     parameter is read for that before a step (all are before a publish), beside torch's own counter of writes.
 
@@ -88,13 +85,20 @@ class AdamWDetector(MarkDetector):
         self._optimizer, self._audit_every = optimizer, audit_every
         self._threads = threads or WriterOptions().workers
         self._turn = 0
-        self._steps = self._changed = self._unsure = self._lost = 0
+        self._steps = self._changed = self._unsure = 0
         pairs = named_parameters.items() if isinstance(named_parameters, Mapping) else named_parameters
         names = {id(parameter): name for name, parameter in pairs}
         self._parameters: dict[int, _Parameter] = {}
         for parameter in _held(optimizer):
             if id(parameter) in names:
                 self._add(names[id(parameter)], parameter)
+        if not self._parameters:
+            raise UnsupportedError(
+                "the optimizer holds none of the parameters named; CastDetector serves copies of masters",
+                kind="detector-unsupported",
+                where="named_parameters",
+                found=f"{len(names)} parameters",
+            )
         self._hooks = [
             optimizer.register_step_pre_hook(lambda *_: self._before()),
             optimizer.register_step_post_hook(lambda *_: self._after()),
@@ -103,7 +107,7 @@ class AdamWDetector(MarkDetector):
     @property
     def report(self) -> AdamWReport:
         """What was seen since the detector was made."""
-        return AdamWReport(steps=self._steps, changed=self._changed, unsure=self._unsure, lost=self._lost)
+        return AdamWReport(steps=self._steps, changed=self._changed, unsure=self._unsure, lost=self.lost)
 
     def close(self) -> None:
         """Take the hooks off the optimizer; the detector then knows of nothing any more."""
@@ -126,14 +130,13 @@ class AdamWDetector(MarkDetector):
                 expected="torch.float32",
                 found=str(local.dtype),
             )
-        each = Marks.of(name, local)
+        each = Marks.of(name, local, dtype="bfloat16")
         self._marks[id(parameter)] = each
         self._parameters[id(parameter)] = _Parameter(
             marks=each,
+            watched=Watched(parameter, self._threads),
             parameter=parameter,
             step=_count(self._optimizer.state.get(parameter, {})),
-            version=local._version,
-            address=local.data_ptr(),
         )
 
     def _before(self) -> None:
@@ -142,21 +145,10 @@ class AdamWDetector(MarkDetector):
             self._audit(own, thorough=(number + self._turn) % self._audit_every == 0)
 
     def _audit(self, own: _Parameter, *, thorough: bool) -> None:
-        local = local_part(own.parameter)
-        if local.data_ptr() != own.address:
-            # The marks are those of memory that is no longer the parameter's.
-            own.marks.tensor, own.address = local, local.data_ptr()
-            self._lose(own, "it is in other memory than before")
-        elif local._version != own.version:
-            self._lose(own, "it was written to outside of the optimizer")
-        elif thorough and own.digest is not None and (self._digest(local) != own.digest).any():
-            self._lose(own, "its bits have changed outside of the optimizer")
-        own.version = local._version
-
-    def _lose(self, own: _Parameter, why: str) -> None:  # type: ignore[override]
-        self._lost += own.marks.known
-        own.digest = None
-        super()._lose(own.marks, why)
+        why = own.watched.written(thorough=thorough)
+        if why is not None:
+            own.marks.tensor = own.watched.local
+            self._lose(own.marks, why)
 
     def _after(self) -> None:
         self._steps += 1
@@ -171,51 +163,33 @@ class AdamWDetector(MarkDetector):
         state = self._optimizer.state.get(own.parameter, {})
         count = _count(state)
         taken, own.step = count - own.step, count
-        local = local_part(own.parameter)
-        own.version = local._version
         if taken == 0:
+            own.watched.accept()
             return
+        local, digest = own.watched.local, None
         step = _step(group, state, decoupled=decoupled)
-        if taken != 1 or step is None:
-            self._lose(own, "a step cannot be undone")
-            return
         moment = local_part(state["exp_avg"])
         square = local_part(state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"])
-        if any(t.dtype is not torch.float32 or not t.is_contiguous() for t in (local, moment, square)):
-            self._lose(own, "the optimizer keeps its moments in another form")
-            return
-        changed, unsure, own.digest = self._mark(local, moment, square, step, own.marks.words)
-        self._changed += changed
-        self._unsure += unsure
+        if taken != 1 or step is None:
+            self._lose(own.marks, "a step cannot be undone")
+        elif any(t.dtype is not torch.float32 or not t.is_contiguous() for t in (local, moment, square)):
+            self._lose(own.marks, "the optimizer keeps its moments in another form")
+        else:
+            digest = self._mark(local, moment, square, step, own.marks.words)
+        own.watched.accept(digest)
 
     def _mark(
-        self, local: torch.Tensor, moment: torch.Tensor, square: torch.Tensor, step: Step, words: Any
-    ) -> tuple[int, int, Digest]:
-        def work(first: int) -> tuple[int, int, Digest]:
-            here = slice(first, first + _CHUNK)
-            p, m, v = (t.detach().reshape(-1)[here].cpu().numpy() for t in (local, moment, square))
-            digest = zero()
-            changed, unsure = native.mark(p, m, v, step, words[first // 64 : (first + _CHUNK) // 64])
-            digest_run(p.view(np.uint32), first, (0, 0), digest)
-            return changed, unsure, digest
+        self, local: torch.Tensor, moment: torch.Tensor, square: torch.Tensor, step: Step, words: Words
+    ) -> Digest:
+        def work(chunk: slice) -> tuple[int, int, Digest]:
+            p, m, v = (chunk_of(tensor, chunk).numpy() for tensor in (local, moment, square))
+            counts = mark(p, m, v, step, words[chunk.start // LANES : chunk.stop // LANES])
+            return *counts, digest_of_chunk(p.view(np.uint32), chunk)
 
-        found = list(in_order(work, range(0, local.numel(), _CHUNK), self._threads))
-        total = zero()
-        for _, _, digest in found:
-            total += digest
-        return sum(f[0] for f in found), sum(f[1] for f in found), total
-
-    def _digest(self, local: torch.Tensor) -> Digest:
-        def work(first: int) -> Digest:
-            digest = zero()
-            bits = numpy_bits(local.detach().reshape(-1)[first : first + _CHUNK].cpu())
-            digest_run(bits, first, (0, 0), digest)
-            return digest
-
-        total = zero()
-        for digest in in_order(work, range(0, local.numel(), _CHUNK), self._threads):
-            total += digest
-        return total
+        found = list(by_chunks(local.numel(), self._threads, work))
+        self._changed += sum(changed for changed, _, _ in found)
+        self._unsure += sum(unsure for _, unsure, _ in found)
+        return total_of(digest for *_, digest in found)
 
 
 def _held(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -25,7 +26,7 @@ from deltafmt.write.dense import or_dense
 from deltafmt.write.detect import add_piece
 from deltafmt.write.encode import encode_set
 from deltafmt.write.pack import DomainResult, WayParts, in_order
-from deltafmt.write.source import PlacedBits, Source
+from deltafmt.write.source import Place, PlacedBits, Source
 from deltafmt.write.way import WayPlan
 
 _LOG = logging.getLogger("deltafmt")
@@ -37,20 +38,29 @@ Parts = dict[int, Digest]
 class Marks:
     """One live tensor, and which of its elements may differ from the base; bit i is its i-th in memory.
 
-    `taken` are marks that a publish under way has used; they come back unless it ends well. `known` says
+    They tell of bits in the dtype named, in which the tensor is published. `taken` are marks that a publish under way has used; they come back unless it ends well. `known` says
     whether marks name every difference.
     """
 
     name: str
     tensor: torch.Tensor
+    dtype: str
     words: marks.Words
     known: bool = False
     taken: marks.Words | None = None
     taken_known: bool = False
 
     @classmethod
-    def of(cls, name: str, tensor: torch.Tensor) -> Marks:
-        return cls(name=name, tensor=tensor, words=marks.words_for(tensor.numel()))
+    def of(cls, name: str, tensor: torch.Tensor, *, dtype: str) -> Marks:
+        return cls(name=name, tensor=tensor, dtype=dtype, words=marks.words_for(tensor.numel()))
+
+    def first_of(self, tensor: torch.Tensor) -> int | None:
+        """Which element a tensor in this one's memory begins with; None for a tensor elsewhere."""
+        apart, size = tensor.data_ptr() - self.tensor.data_ptr(), tensor.element_size()
+        same = tensor.dtype == self.tensor.dtype and tensor.device == self.tensor.device
+        if not same or apart % size or not 0 <= apart // size <= self.tensor.numel() - tensor.numel():
+            return None
+        return apart // size
 
     def take(self) -> None:
         """Begin anew; what is marked up to here is for the publish that begins."""
@@ -79,11 +89,15 @@ class MarkDetector:
     differs are the base's bits read from storage.
     """
 
+    reason: str | None = None
+    """Why `detector_for` has chosen it."""
+
     def __init__(self) -> None:
         self._marks: dict[int, Marks] = {}
         self._parts: dict[int, Parts] = {}
         self._parts_of: bytes | None = None
         self._found: dict[int, Parts] = {}
+        self.lost = 0
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -126,7 +140,7 @@ class MarkDetector:
             source=source,
             known=known,
             kept=kept,
-            marks={m.tensor.data_ptr(): m for m in self._marks.values()},
+            marks=sorted(self._marks.values(), key=lambda each: each.tensor.data_ptr()),
             parts=self._parts if self._parts_of == plan.cut.tiling_digest else {},
             found=self._found,
             compare=Comparison(cut=plan.cut, kept=kept, recut=plan.recut, scratch=threading.local()),
@@ -175,8 +189,9 @@ class MarkDetector:
                 each.reset(known=known)
 
     def _lose(self, each: Marks, why: str) -> None:
-        """Somebody else has written to a tensor."""
+        """A tensor has changed in a way that no mark tells of."""
         if each.known:
+            self.lost += 1
             _LOG.info("%s: %s; what changed is found from storage", each.name, why)
         each.known = False
 
@@ -190,7 +205,7 @@ class _Publish:
     source: PlacedBits
     known: dict[int, Digest]
     kept: list[bool]
-    marks: dict[int, Marks]
+    marks: list[Marks]
     parts: dict[int, Parts]
     found: dict[int, Parts]
     compare: Comparison
@@ -214,8 +229,11 @@ class _Publish:
                 changes=None,
             )
         before = {next(iter(now)): base} if base is not None and len(now) == 1 else self.parts.get(domain)
-        listed = self._listed(domain) if all(self.kept[row] for row in now) else None
-        if listed is None or before is None or not len(listed[0]):
+        if before is None or not all(self.kept[row] for row in now):
+            return self._compared(domain, now)
+        still = {row for row in now if (now[row] == before[row]).all()}
+        listed = self._listed(domain, still)
+        if listed is None or not len(listed[0]):
             return self._compared(domain, now)
         return DomainResult(
             domain=domain,
@@ -228,25 +246,35 @@ class _Publish:
             changes=None,
         )
 
-    def _listed(self, domain: int) -> tuple[npt.NDArray[np.uint32], Bits] | None:
-        """Marked positions and their new bits; None where marks do not tell all."""
+    def _listed(self, domain: int, still: set[int]) -> tuple[npt.NDArray[np.uint32], Bits] | None:
+        """Marked positions and their new bits; None where marks do not tell all. Tensors `still` are unchanged."""
         positions, values = [], []
         for piece, bits in self.source.pieces(domain):
-            here = []
-            for place in self.source.places(piece):
-                own = self.marks.get(place.tensor.data_ptr())
-                if own is None or not own.taken_known or not _is(own.tensor, place.tensor):
-                    return None
-                assert own.taken is not None
-                here.append(marks.marked(own.taken, place.starts, place.positions, place.length))
-            at = here[0] if len(here) == 1 else np.unique(np.concatenate(here))
-            if len(at):
-                at = np.sort(at)
-                positions.append(at)
-                values.append(bits[at - np.uint32(piece.position)])
+            if piece.tensor in still:
+                continue
+            here = [self._marked(piece.tensor, place) for place in self.source.places(piece)]
+            known = [found for found in here if found is not None]
+            if len(known) < len(here):
+                return None
+            at = np.sort(known[0]) if len(known) == 1 else np.unique(np.concatenate(known))
+            positions.append(at)
+            values.append(bits[at - np.uint32(piece.position)])
         if not positions:
             return np.empty(0, np.uint32), np.empty(0, self.plan.cut.dtype(domain))
         return np.concatenate(positions), np.concatenate(values)
+
+    def _marked(self, tensor: int, place: Place) -> npt.NDArray[np.uint32] | None:
+        """Positions of what is marked at a place; None where that is not known."""
+        at = bisect_right(self.marks, place.tensor.data_ptr(), key=lambda each: each.tensor.data_ptr()) - 1
+        if at < 0 or not self.marks[at].taken_known:
+            return None
+        own = self.marks[at]
+        first = own.first_of(place.tensor)
+        if first is None or int(place.starts.max()) + first + place.length > own.tensor.numel():
+            return None
+        if own.taken is None or own.dtype != self.plan.cut.schema.tensors[tensor].dtype:
+            return None
+        return marks.marked(own.taken, place.starts + first, place.positions, place.length)
 
     def _compared(self, domain: int, now: Parts) -> DomainResult:
         """The domain against its base in storage."""
@@ -261,11 +289,6 @@ class _Publish:
         result, before = self.compare(domain, old, new)
         moved = {row: digest - before[row] if row in before else digest for row, digest in now.items()}
         return replace(result, moved=moved)
-
-
-def _is(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors show the same memory in the same order."""
-    return one.numel() == other.numel() and one.dtype == other.dtype and other.is_contiguous()
 
 
 def _digests(cut: Cut, source: PlacedBits, domain: int) -> Parts:

@@ -29,6 +29,9 @@ class SnapshotDetector:
     Costs the memory of the published tensors, or of a rank's own part of them.
     """
 
+    reason: str | None = None
+    """Why `detector_for` has chosen it."""
+
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
 
