@@ -18,6 +18,8 @@ from deltafmt.write.commit import drop
 
 _FIRST_PAUSE_SECONDS = 0.005
 _LONGEST_PAUSE_SECONDS = 0.5
+VERDICT_PATIENCE = 1.25
+"""How much longer than for anything else ranks wait for a verdict: rank 0 gives up before, and tells on whom."""
 _WINDOW = 2
 """A rank that has not met its coordinator looks for calls this many versions around the one it expects."""
 
@@ -142,7 +144,7 @@ class StoreChannel:
         self._answered.add(call.coordinator)
 
     def await_verdict(self, call: Attempt) -> Verdict | None:
-        for _ in self._looks():
+        for _ in self._looks(VERDICT_PATIENCE * self._timeout):
             verdict = self._look(call)
             if verdict is not None:
                 self._open = None
@@ -217,9 +219,9 @@ class StoreChannel:
                 drop(self._store, own + replies)
         self._past = [call]
 
-    def _looks(self) -> Iterator[None]:
+    def _looks(self, seconds: float | None = None) -> Iterator[None]:
         """Once at once, then after growing pauses, until the time is over; the last look is behind it."""
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + (self._timeout if seconds is None else seconds)
         pause = _FIRST_PAUSE_SECONDS
         while True:
             late = time.monotonic() >= deadline

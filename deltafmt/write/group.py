@@ -13,6 +13,7 @@ import torch.distributed as dist
 from deltafmt.errors import IncompleteError
 from deltafmt.format.ranks import emit_verdict, parse_call
 from deltafmt.format.records import Attempt, Verdict
+from deltafmt.write.channel import VERDICT_PATIENCE
 
 _TAG = 0xDF
 _AT_LEAST_SECONDS = 0.001
@@ -60,7 +61,7 @@ class GroupChannel:
         self._wait(self._send(0, data), 0, time.monotonic() + self._timeout)
 
     def await_verdict(self, call: Attempt) -> Verdict | None:
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + VERDICT_PATIENCE * self._timeout
         while (data := self._receive([0], deadline).get(0)) is not None:
             verdict = parse_call(data, where="verdict of rank 0")
             if isinstance(verdict, Verdict) and verdict.attempt == call.attempt:

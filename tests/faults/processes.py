@@ -24,6 +24,20 @@ def run_ranks(
     **task: Any,
 ) -> list[Any]:
     """What each rank's calls returned or raised; `KILLED` for one that killed itself (`die`: rank -> where)."""
+    return outcomes(start_ranks(folder, world, scenario, group=group, die=die, seconds=seconds, **task))
+
+
+def start_ranks(
+    folder: Path,
+    world: int,
+    scenario: str,
+    *,
+    group: bool,
+    die: dict[int, list[Any]] | None = None,
+    seconds: float = 60.0,
+    **task: Any,
+) -> list[subprocess.Popen[str]]:
+    """The ranks' processes, at work."""
     folder.mkdir(parents=True, exist_ok=True)
     processes: list[tuple[dict[str, Any], subprocess.Popen[str]]] = []
     for rank in range(world):
@@ -51,8 +65,13 @@ def run_ranks(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         processes.append((given, process))
+    return [process for _, process in processes]
+
+
+def outcomes(processes: list[subprocess.Popen[str]]) -> list[Any]:
+    """What each of them has to say, when they have ended."""
     results: list[Any] = []
-    for _, process in processes:
+    for process in processes:
         out, err = process.communicate(timeout=200)
         if process.returncode == -9:
             results.append(KILLED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ import deltafmt
 from tests.faults.processes import KILLED, durable_calls, run_ranks
 from tests.ranks import assert_holds, changed, model
 
+SECRET = bytes(range(32))
 STATES = [changed(model(), seed) for seed in range(3)]
 
 
@@ -24,10 +26,11 @@ STATES = [changed(model(), seed) for seed in range(3)]
 def test_a_killed_rank_and_the_next_start_of_its_job(
     tmp_path: Path, rank: int, where: list[object], newest: int
 ) -> None:
-    found = run_ranks(tmp_path, 3, "steps", group=False, first=0, last=1, die={rank: where}, seconds=12.0)
+    settings: dict[str, Any] = {"group": False, "secret": SECRET.hex()}
+    found = run_ranks(tmp_path, 3, "steps", first=0, last=1, die={rank: where}, seconds=12.0, **settings)
     assert found.pop(rank) == KILLED
     root = str(tmp_path / "root")
-    lineage = deltafmt.open(root)
+    lineage = deltafmt.open(root, trust=[deltafmt.HmacKey(SECRET)])
     assert lineage.latest() == newest
     for anchor, outcome, version in found:
         assert anchor == 0
@@ -37,7 +40,7 @@ def test_a_killed_rank_and_the_next_start_of_its_job(
             assert outcome[:2] == ["IncompleteError", "rank-missing"]
             assert f"rank {rank}" in outcome[2] or outcome[2].startswith("rank 0 is gone")
             assert version == 0
-    again = run_ranks(tmp_path, 3, "steps", group=False, first=2, last=2, seconds=60.0)
+    again = run_ranks(tmp_path, 3, "steps", first=2, last=2, seconds=60.0, **settings)
     assert again == [[newest + 1, newest + 1]] * 3
     names = lineage.schema().names
     assert_holds(root, newest + 1, {name: STATES[2][name] for name in names})
@@ -46,6 +49,21 @@ def test_a_killed_rank_and_the_next_start_of_its_job(
     assert referred <= stored
     assert lineage.verify().ok
     _check_order(tmp_path)
+
+
+def test_a_coordinator_that_dies_before_the_anchor_leaves_the_version(tmp_path: Path) -> None:
+    die = {0: ["put_if_absent", f"ways/{1:020d}/anchor", "before", 1]}
+    settings: dict[str, Any] = {"group": False, "anchor_every": 1}
+    found = run_ranks(tmp_path, 3, "steps", first=0, last=1, die=die, seconds=12.0, **settings)
+    assert found == [KILLED, [0, 1, 1], [0, 1, 1]]
+    lineage = deltafmt.open(str(tmp_path / "root"))
+    assert lineage.info(1).ways == (0,)
+    assert run_ranks(tmp_path, 3, "steps", first=2, last=2, **settings) == [[2, 2]] * 3
+    assert lineage.info(2).ways == (1, None)
+    lineage.gc(keep_last=1, grace_seconds=0.0, dry_run=False)
+    assert_holds(str(tmp_path / "root"), 2, {name: STATES[2][name] for name in lineage.schema().names})
+    assert lineage.verify().ok
+    assert len({p.parent.name for p in (tmp_path / "root" / "ways-data").rglob("*.dfs")}) == 1
 
 
 def _check_order(folder: Path) -> None:

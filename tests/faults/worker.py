@@ -1,7 +1,8 @@
 """One rank as a process of its own: `python -m tests.faults.worker JSON`.
 
 Runs a scenario and prints what each of its calls returned or raised. `die` is [verb, key, "before" or "after",
-count]: at that call to the store the process kills itself, as hard as can be.
+count]: at that call to the store the process kills itself, as hard as can be; with "stop" it stops there until
+somebody lets it go on.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -61,6 +63,9 @@ def store_of(path: str, die: list[Any] | None, log: Path) -> Store:
 
 
 def dying(when: str, _call: Call, action: Callable[[], object]) -> object:
+    if when == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return action()
     if when == "after":
         action()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -79,7 +84,14 @@ def noted(outcomes: Outcomes, call: Callable[[], Any]) -> Any:
 
 
 def writer_of(task: Mapping[str, Any], **settings: Any) -> deltafmt.Writer:
-    options = deltafmt.WriterOptions(threads=1, rank_timeout_seconds=task["seconds"], job=task.get("job"))
+    secret = task.get("secret")
+    options = deltafmt.WriterOptions(
+        threads=1,
+        rank_timeout_seconds=task["seconds"],
+        job=task.get("job"),
+        anchor_every=task.get("anchor_every"),
+        sign_with=None if secret is None else deltafmt.HmacKey(bytes.fromhex(secret)),
+    )
     root = f"worker://{task['root']}"
     return deltafmt.Writer(root, rank=task["rank"], world_size=task["world"], options=options, **settings)
 
@@ -129,7 +141,46 @@ def steps(task: Mapping[str, Any], outcomes: Outcomes) -> None:
     outcomes.append(writer.version)
 
 
-SCENARIOS: dict[str, Callable[[Mapping[str, Any], Outcomes], None]] = {"life": life, "steps": steps}
+def again(task: Mapping[str, Any], outcomes: Outcomes) -> None:
+    """Ranks publish one state, and the same once more: what failed for one reason is made good by the second."""
+    writer = writer_of(task)
+    part = staged_parts(changed(model(), 1))[task["rank"]]
+    for _ in range(2):
+        noted(outcomes, partial(writer.publish, part))
+    outcomes.append(writer.version)
+
+
+def stale(task: Mapping[str, Any], outcomes: Outcomes) -> None:
+    """Rank 1 has resumed before somebody else published version 1, the others after that."""
+    writer = writer_of(task)
+    rank, folder = task["rank"], Path(task["log"]).parent
+    if rank == 1:
+        noted(outcomes, writer.resume)
+        (folder / "resumed").touch()
+    else:
+        awaited(folder / "published")
+        noted(outcomes, writer.resume)
+    awaited(folder / "published")
+    part = staged_parts(changed(model(), 2))[rank]
+    noted(outcomes, partial(writer.publish, part))
+    noted(outcomes, writer.resume)
+    noted(outcomes, partial(writer.publish, part))
+
+
+def awaited(path: Path, seconds: float = 60.0) -> None:
+    """Wait until a file is there."""
+    end = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < end, path
+        time.sleep(0.01)
+
+
+SCENARIOS: dict[str, Callable[[Mapping[str, Any], Outcomes], None]] = {
+    "life": life,
+    "steps": steps,
+    "again": again,
+    "stale": stale,
+}
 
 if __name__ == "__main__":
     main()
