@@ -17,11 +17,13 @@ import numpy.typing as npt
 import pyarrow as pa
 from numba import njit
 
+from deltafmt.dtypes import SIGN_MAGNITUDE
 from deltafmt.format.chunk import ColumnHead, PackedChunk
 from deltafmt.format.constants import SET
 from deltafmt.kernels import apply as kernel
 from deltafmt.kernels.diff import DiffScratch, diff, find
 from deltafmt.kernels.digest import zero
+from deltafmt.kernels.steps import step_between
 from deltafmt.read.decode import DomainShape, decode_chunk
 from deltafmt.schema import Schema, TensorSpec
 from deltafmt.tiling import make_tiling
@@ -32,6 +34,8 @@ from deltafmt.write.encode import encode_set, encode_step
 Bits = npt.NDArray[Any]
 Positions = npt.NDArray[np.uint32]
 
+_FAR = 65
+"""Steps in which new bits may take less than the step; about the best border on recorded traces."""
 _GO_ON = 0xFFFF
 """A two-byte gap that lists nothing, as long as the others can be."""
 
@@ -61,6 +65,7 @@ def codings(cut: Cut) -> list[Coding]:
     return [
         Coding(name="step", encode=own.step, apply=own.apply, nbytes=_chunk_bytes),
         Coding(name="set", encode=own.set, apply=own.apply, nbytes=_chunk_bytes),
+        Coding(name="step + set", encode=own.split, apply=own.apply_both, nbytes=_chunks_bytes),
         Coding(
             name="int32 + bf16",
             encode=partial(_indexed, zstd=False),
@@ -80,6 +85,10 @@ def codings(cut: Cut) -> list[Coding]:
 
 def _chunk_bytes(stored: PackedChunk) -> int:
     return stored.nbytes
+
+
+def _chunks_bytes(stored: tuple[PackedChunk, ...]) -> int:
+    return sum(map(_chunk_bytes, stored))
 
 
 def _buffer_bytes(stored: tuple[Any, ...]) -> int:
@@ -105,6 +114,30 @@ class _Own:
     def set(self, piece: int, old: Bits, new: Bits) -> PackedChunk:
         positions, _, after = found(old, new)
         return encode_set(self.cut, piece, positions, after)
+
+    def split(self, piece: int, old: Bits, new: Bits) -> tuple[PackedChunk, ...]:
+        """Steps, and beside them the new bits of the elements that went far."""
+        positions, before, after = found(old, new)
+        signed = step_between(before, after, SIGN_MAGNITUDE).view(np.int16).astype(np.int32)
+        far = np.abs(signed) >= _FAR
+        chunks = []
+        if far.any():
+            chunks.append(encode_set(self.cut, piece, positions[far], after[far]))
+        if not far.all():
+            near = Detected(
+                domain=piece,
+                positions=positions[~far],
+                old=before[~far],
+                new=after[~far],
+                result=zero(),
+                base=None,
+            )
+            chunks.append(encode_step(self.cut, near))
+        return tuple(chunks)
+
+    def apply_both(self, piece: int, stored: tuple[PackedChunk, ...], live: Bits) -> None:
+        for chunk in stored:
+            self.apply(piece, chunk, live)
 
     def apply(self, piece: int, stored: PackedChunk, live: Bits) -> None:
         rows = self.cut.tiling.box_rows(piece)
