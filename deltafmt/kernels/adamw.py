@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from deltafmt.kernels.intrinsics import LANES, nonzero, trailing_zeros
+from deltafmt.kernels.intrinsics import LANES, float_of, nonzero, trailing_zeros
 
 Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint64]
@@ -21,12 +21,8 @@ P_BAND, Q_BAND = 4 * 2.0**-23, 8 * 2.0**-23
 """The guard band: shares of the parameter and of the update by which the value before may be off."""
 _LEAST = 2.0**-146
 _BLOCK = 1024
-_ROOT_ERROR = 1.04
-"""By how much the quick root may be too small; it is off by 3.5 % at most."""
 _MARGIN = 1.001
 """For roundings of the quick bound itself."""
-_LEAST_EPS = 1e-15
-"""Below this eps the quick root says nothing of tiny second moments."""
 _I32, _F32 = np.int32, np.float32
 _ONE = np.uint64(1)
 
@@ -68,23 +64,21 @@ def mark(p: Floats, m: Floats, v: Floats, step: Step, words: Words) -> tuple[int
     Returns (elements that have certainly changed, elements marked to be safe).
     """
     size, root, decay = step.size, step.root, step.decay
-    reach = abs(size) / root * _ROOT_ERROR * (decay * (1 + P_BAND) + Q_BAND) * _MARGIN
+    # The update is size * m / (sqrt(v) * root + eps), at most size / root * m / sqrt(v + (eps / root)^2).
+    reach = abs(size) / root * (decay * (1 + P_BAND) + Q_BAND) * _MARGIN
     slip = (abs(decay - 1) + P_BAND * decay) * _MARGIN
-    if step.eps < _LEAST_EPS:
-        reach = float("inf")
-    quick = _F32(reach), _F32(slip)
+    quick = _F32(reach), _F32(slip), _F32((step.eps / root) ** 2 / _MARGIN)
     exact = _F32(size), _F32(root), _F32(step.eps), _F32(decay)
-    changed, unsure = _mark(p, p.view(_I32), m, v, v.view(_I32), *quick, *exact, words)
+    changed, unsure = _mark(p, p.view(_I32), m, v, *quick, *exact, words)
     return int(changed), int(unsure)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _mark(
-    p: Any, bits: Any, m: Any, v: Any, square: Any, reach: Any, slip: Any,
+    p: Any, bits: Any, m: Any, v: Any, reach: Any, slip: Any, least: Any,
     size: Any, root: Any, eps: Any, decay: Any, words: Any,
 ) -> Any:  # fmt: skip
     flag = np.zeros(_BLOCK, np.uint8)
-    quick, power = np.empty(_BLOCK, np.int32), np.empty(_BLOCK, np.int32)
     place = np.empty(_BLOCK, np.int64)
     some_p, some_m, some_v = (
         np.empty(_BLOCK, np.float32),
@@ -97,10 +91,7 @@ def _mark(
     for first in range(0, p.size, _BLOCK):
         stop = min(first + _BLOCK, p.size)
         flag[stop - first :] = 0
-        _near(
-            p[first:stop], bits[first:stop], m[first:stop], square[first:stop], reach, slip,
-            quick, quick.view(np.float32), power, power.view(np.float32), flag,
-        )  # fmt: skip
+        _near(bits[first:stop], m[first:stop], v[first:stop], reach, slip, least, flag)
         count = 0
         for lane in range(0, stop - first, LANES):
             rest = nonzero(flag, lane)
@@ -121,24 +112,22 @@ def _mark(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _near(
-    p: Any, bits: Any, m: Any, square: Any, reach: Any, slip: Any,
-    quick: Any, root: Any, power: Any, scale: Any, flag: Any,
-) -> None:  # fmt: skip
-    """Flag what may have come over a border between BF16 values, by a bound that needs no division.
+def _near(bits: Any, m: Any, v: Any, reach: Any, slip: Any, least: Any, flag: Any) -> None:
+    """Flag what may have come over a border between BF16 values, by a bound without division and root.
 
-    `quick` and `root`, and `power` and `scale`, are the same memory as integers and as floats.
+    Not flagged is only what stays: reach |m| / sqrt(v + least) + slip |p| < the way to the nearest border.
     """
-    for k in range(p.size):
-        # 1 / sqrt(v) by halving its exponent; what is infinite or NaN shows in p.
-        quick[k] = _I32(0x5F3759DF) - (square[k] >> _I32(1))
-        power[k] = bits[k] & _I32(0x7F800000)
-    for k in range(p.size):
-        far = reach * abs(m[k]) * root[k] + slip * abs(p[k]) + _F32(2.0**-140)
+    for k in range(bits.size):
+        power = float_of(_I32(bits[k] & _I32(0x7F800000)))
+        size = float_of(_I32(bits[k] & _I32(0x7FFFFFFF)))
         inside = _I32(bits[k] & _I32(0xFFFF))
         above, below = _I32(abs(_I32(inside - _I32(0x8000)))), _I32(inside + _I32(0x4000))
-        nearest = min(below, above)
-        flag[k] = not (far < _F32(nearest) * (scale[k] * _F32(2.0**-23)))
+        nearest = min(above, below)
+        way = _F32(nearest) * (power * _F32(2.0**-23)) - slip * size - _F32(2.0**-140)
+        # What is infinite or NaN compares as false, and is flagged.
+        way = way if way > _F32(0) else _F32(0)  # noqa: FURB136 (no NaN either)
+        far = reach * m[k]
+        flag[k] = not (far * far + _F32(2.0**-140) < way * (way * (v[k] + least)))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

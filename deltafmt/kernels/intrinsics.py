@@ -167,3 +167,14 @@ def stepped(typingctx: Any, bits: Any, step: Any) -> Any:
         return builder.xor(key, builder.or_(builder.not_(builder.ashr(key, shift)), sign))
 
     return signature, codegen
+
+
+@intrinsic
+def float_of(typingctx: Any, bits: Any) -> Any:
+    """The FP32 value of a 32-bit pattern."""
+    signature = types.float32(types.int32)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return signature, codegen

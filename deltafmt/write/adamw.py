@@ -6,18 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from deltafmt.errors import UnsupportedError
 from deltafmt.kernels.adamw import Step, mark
-from deltafmt.kernels.digest import Digest
 from deltafmt.kernels.intrinsics import LANES
 from deltafmt.kernels.marks import Words
 from deltafmt.tensors import local_part
 from deltafmt.write.marks import MarkDetector, Marks
 from deltafmt.write.options import WriterOptions
-from deltafmt.write.watch import Watched, by_chunks, chunk_of, digest_of_chunk, total_of
+from deltafmt.write.watch import Watched, by_chunks, chunk_of, print_of_chunk, sum_of
 
 _MOST_DECAY = 0.25
 """Share that weight decay may take in a step, for the guard band to hold."""
@@ -166,7 +164,7 @@ class AdamWDetector(MarkDetector):
         if taken == 0:
             own.watched.accept()
             return
-        local, digest = own.watched.local, None
+        local, found = own.watched.local, None
         step = _step(group, state, decoupled=decoupled)
         moment = local_part(state["exp_avg"])
         square = local_part(state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"])
@@ -175,21 +173,23 @@ class AdamWDetector(MarkDetector):
         elif any(t.dtype is not torch.float32 or not t.is_contiguous() for t in (local, moment, square)):
             self._lose(own.marks, "the optimizer keeps its moments in another form")
         else:
-            digest = self._mark(local, moment, square, step, own.marks.words)
-        own.watched.accept(digest)
+            found = self._mark(local, moment, square, step, own.marks.words)
+        own.watched.accept(found)
 
     def _mark(
         self, local: torch.Tensor, moment: torch.Tensor, square: torch.Tensor, step: Step, words: Words
-    ) -> Digest:
-        def work(chunk: slice) -> tuple[int, int, Digest]:
+    ) -> int:
+        """Mark what a step has changed; returns the parameter's fingerprint."""
+
+        def work(chunk: slice) -> tuple[int, int, int]:
             p, m, v = (chunk_of(tensor, chunk).numpy() for tensor in (local, moment, square))
             counts = mark(p, m, v, step, words[chunk.start // LANES : chunk.stop // LANES])
-            return *counts, digest_of_chunk(p.view(np.uint32), chunk)
+            return *counts, print_of_chunk(p, chunk)
 
         found = list(by_chunks(local.numel(), self._threads, work))
         self._changed += sum(changed for changed, _, _ in found)
         self._unsure += sum(unsure for _, unsure, _ in found)
-        return total_of(digest for *_, digest in found)
+        return sum_of(part for *_, part in found)
 
 
 def _held(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from deltafmt.errors import UnsupportedError
-from deltafmt.kernels.digest import Digest
 from deltafmt.kernels.intrinsics import LANES
 from deltafmt.kernels.marks import mark_differing
 from deltafmt.tensors import dtype_name, local_part, numpy_bits, torch_dtype
 from deltafmt.write.marks import MarkDetector, Marks
 from deltafmt.write.options import WriterOptions
-from deltafmt.write.watch import Watched, by_chunks, chunk_of, digest_of_bits, digest_of_chunk, total_of
+from deltafmt.write.watch import Watched, by_chunks, chunk_of, print_of, print_of_chunk, sum_of
 
 Named = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 
@@ -23,14 +22,14 @@ Named = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 class _Pair:
     """A published tensor, and the master that it is a cast of (None: the optimizer writes to it itself).
 
-    `due` is the digest that it has once the master's cast is copied into it; `old` are its published bits
+    `due` is the fingerprint that it has once the master's cast is copied into it; `old` are its published bits
     while the optimizer steps, where nobody else keeps them.
     """
 
     marks: Marks
     watched: Watched
     master: torch.Tensor | None
-    due: Digest | None = None
+    due: int | None = None
     old: torch.Tensor | None = None
 
 
@@ -119,17 +118,19 @@ class CastDetector(MarkDetector):
 
     def _after(self) -> None:
         for pair in self._pairs:
-            if pair.master is None:
-                assert pair.old is not None
-                digest = self._mark_own(pair, pair.old)
-                pair.old = None
-                pair.watched.accept(digest)
+            local = pair.watched.local
+            if pair.master is not None:
+                before, pair.due = self._mark(local, local_part(pair.master), pair.marks)
+                why = pair.watched.written(thorough=True, found=before)
+                if why is not None:
+                    # Too late: the old bits are gone.
+                    self._lose(pair.marks, why)
                 continue
-            why = pair.watched.written(thorough=True)
-            if why is not None:
-                # Too late: the old bits are gone.
-                self._lose(pair.marks, why)
-            pair.due = self._mark(pair.watched.local, local_part(pair.master), pair.marks)
+            assert pair.old is not None
+            same = local.dtype is pair.old.dtype
+            _, after = self._mark(pair.old, local, pair.marks)
+            pair.old = None
+            pair.watched.accept(after if same else print_of(local, self._threads))
 
     def _audit(self, pair: _Pair, *, thorough: bool) -> None:
         why = pair.watched.written(thorough=thorough, allowed=pair.due)
@@ -137,22 +138,16 @@ class CastDetector(MarkDetector):
             pair.marks.tensor = pair.watched.local
             self._lose(pair.marks, why)
 
-    def _mark(self, old: torch.Tensor, master: torch.Tensor, into: Marks) -> Digest:
-        """Mark where the cast of the master differs; returns the digest of the cast."""
+    def _mark(self, old: torch.Tensor, master: torch.Tensor, into: Marks) -> tuple[int, int]:
+        """Mark where the cast of the master differs; returns the fingerprints of old bits and cast."""
 
-        def work(chunk: slice) -> Digest:
-            cast = numpy_bits(chunk_of(master, chunk).to(old.dtype))
-            words = into.words[chunk.start // LANES : chunk.stop // LANES]
-            mark_differing(numpy_bits(chunk_of(old, chunk)), cast, words)
-            return digest_of_chunk(cast, chunk)
+        def work(chunk: slice) -> tuple[int, int]:
+            cast, bits = numpy_bits(chunk_of(master, chunk).to(old.dtype)), numpy_bits(chunk_of(old, chunk))
+            mark_differing(bits, cast, into.words[chunk.start // LANES : chunk.stop // LANES])
+            return print_of_chunk(bits, chunk), print_of_chunk(cast, chunk)
 
-        return total_of(by_chunks(old.numel(), self._threads, work))
-
-    def _mark_own(self, pair: _Pair, old: torch.Tensor) -> Digest:
-        """The same for a tensor that was its own master; returns its own digest."""
-        local = pair.watched.local
-        digest = self._mark(old, local, pair.marks)
-        return digest if local.dtype is old.dtype else digest_of_bits(local, self._threads)
+        found = list(by_chunks(old.numel(), self._threads, work))
+        return sum_of(before for before, _ in found), sum_of(after for _, after in found)
 
 
 def _masters(named: Mapping[str, torch.Tensor], held: list[torch.Tensor]) -> dict[str, torch.Tensor]:

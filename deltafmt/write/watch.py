@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from deltafmt.kernels.digest import Digest, digest_run, zero
+from deltafmt.kernels.fingerprint import fingerprint
 from deltafmt.tensors import local_part, numpy_bits
 from deltafmt.write.cut import Bits
 from deltafmt.write.pack import in_order
@@ -28,28 +28,23 @@ def chunk_of(tensor: torch.Tensor, chunk: slice) -> torch.Tensor:
     return tensor.detach().reshape(-1)[chunk].cpu()
 
 
-def digest_of_chunk(bits: Bits, chunk: slice) -> Digest:
-    """What a chunk adds to the digest of its tensor."""
-    digest = zero()
-    digest_run(bits, chunk.start, (0, 0), digest)
-    return digest
+def print_of_chunk(bits: Bits, chunk: slice) -> int:
+    """What a chunk adds to the fingerprint of its tensor."""
+    return fingerprint(bits, chunk.start)
 
 
-def digest_of_bits(tensor: torch.Tensor, threads: int) -> Digest:
-    """Digest of a contiguous tensor of any name."""
+def print_of(tensor: torch.Tensor, threads: int) -> int:
+    """Fingerprint of a contiguous tensor's bits."""
 
-    def work(chunk: slice) -> Digest:
-        return digest_of_chunk(numpy_bits(chunk_of(tensor, chunk)), chunk)
+    def work(chunk: slice) -> int:
+        return print_of_chunk(numpy_bits(chunk_of(tensor, chunk)), chunk)
 
-    return total_of(by_chunks(tensor.numel(), threads, work))
+    return sum_of(by_chunks(tensor.numel(), threads, work))
 
 
-def total_of(digests: Iterable[Digest]) -> Digest:
-    """The digest of all parts together."""
-    total = zero()
-    for digest in digests:
-        total += digest
-    return total
+def sum_of(prints: Iterable[int]) -> int:
+    """The fingerprint of all parts together."""
+    return sum(prints) & (2**64 - 1)
 
 
 class Watched:
@@ -64,25 +59,26 @@ class Watched:
         """The memory, as it is now."""
         return local_part(self._tensor)
 
-    def accept(self, digest: Digest | None = None) -> None:
-        """What is there now is right; its digest, if it is known already."""
+    def accept(self, found: int | None = None) -> None:
+        """What is there now is right; its fingerprint, if that is known already."""
         local = self.local
         self._address, self._version = local.data_ptr(), local._version
-        self.digest = digest_of_bits(local, self._threads) if digest is None else digest
+        self.print = print_of(local, self._threads) if found is None else found
 
-    def written(self, *, thorough: bool, allowed: Digest | None = None) -> str | None:
+    def written(self, *, thorough: bool, allowed: int | None = None, found: int | None = None) -> str | None:
         """How it was written to since it was accepted, which it then is again; None if it was not.
 
         torch counts its own writes to a tensor, but not those through `data`, numpy and others' kernels:
-        `thorough` reads all of it. A tensor that has the digest `allowed` now is as it should be.
+        `thorough` reads all of it, unless its fingerprint was `found` just now. A tensor that has the
+        fingerprint `allowed` is as it should be.
         """
         local = self.local
         moved, counted = local.data_ptr() != self._address, local._version != self._version
         if not (moved or counted or thorough):
             return None
-        digest = digest_of_bits(local, self._threads)
-        fine = (digest == self.digest).all() or (allowed is not None and (digest == allowed).all())
-        self.accept(digest)
+        found = print_of(local, self._threads) if found is None else found
+        fine = found in (self.print, allowed)
+        self.accept(found)
         if moved:
             return "it is in other memory than before"
         return None if fine else "it was written to by something else than the optimizer"

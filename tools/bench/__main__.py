@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tools.bench import chain, codec, plan, storage, whole
+from tools.bench import chain, codec, detect, plan, storage, whole
 
 Bench = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], dict[str, Any]], Any]
 
@@ -16,6 +16,7 @@ BENCHES: dict[str, Bench] = {
     "codec": (codec.add, codec.run, codec.render),
     "whole": (whole.add, whole.run, whole.render),
     "plan": (plan.add, plan.run, plan.render),
+    "detect": (detect.add, detect.run, detect.render),
     "storage": (storage.add, storage.run, storage.render),
     "chain": (chain.add, chain.run, chain.render),
 }
