@@ -19,7 +19,7 @@ def fences(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (GUIDES / page).read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["writer.md", "receiver.md", "storage.md"])
+@pytest.mark.parametrize("page", ["writer.md", "detectors.md", "receiver.md", "storage.md"])
 def test_python(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}

@@ -27,6 +27,9 @@ _STEPS = 4
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", type=int, default=128, metavar="MIB", help="FP32 parameters (default: 128)")
     parser.add_argument("--lr", type=float, default=1e-6, help="learning rate (default: 1e-6)")
+    parser.add_argument(
+        "--audit-every", type=int, default=1, metavar="N", help="see AdamWDetector (default: 1)"
+    )
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of torch and of hooks")
 
 
@@ -40,7 +43,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         plain = bare.seconds()
         for kind in ("adamw", "cast", "cast with masters"):
             trainer = _Trainer(elements, options.lr, form, masters=kind == "cast with masters")
-            detector = trainer.watched(kind, options.threads)
+            detector = trainer.watched(kind, options)
             rows.append(
                 {
                     "step": next(iter(form)) + ("" if form != {"foreach": False} else " off"),
@@ -91,10 +94,10 @@ class _Trainer:
                     self.copy.copy_(self.parameter)
         return best
 
-    def watched(self, kind: str, threads: int) -> Any:
+    def watched(self, kind: str, options: argparse.Namespace) -> Any:
         published = {"w": self.parameter if self.copy is None else self.copy}
         make: Any = deltafmt.AdamWDetector if kind == "adamw" else deltafmt.CastDetector
-        return make(self.optimizer, published, threads=threads)
+        return make(self.optimizer, published, threads=options.threads, audit_every=options.audit_every)
 
 
 def _marking(elements: int, lr: float) -> float:
@@ -109,7 +112,7 @@ def _marking(elements: int, lr: float) -> float:
 
 def _published(kind: str, elements: int, options: argparse.Namespace) -> dict[str, Any]:
     trainer = _Trainer(elements, options.lr, {"fused": True})
-    detector = deltafmt.SnapshotDetector() if kind == "snapshot" else trainer.watched(kind, options.threads)
+    detector = deltafmt.SnapshotDetector() if kind == "snapshot" else trainer.watched(kind, options)
     with tempfile.TemporaryDirectory(prefix="deltafmt-bench-") as folder:
         writer = deltafmt.Writer(
             Path(folder) / "run",
