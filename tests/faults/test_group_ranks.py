@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ import deltafmt
 from tests.faults.processes import KILLED, run_ranks
 from tests.ranks import assert_holds, changed, model
 
+SECRET = bytes(range(32))
 STATES = [changed(model(), seed) for seed in range(6)]
 
 
@@ -74,9 +76,35 @@ def test_a_killed_rank_leaves_a_whole_lineage(
     assert deltafmt.open(root).verify().ok
 
 
-def test_the_example_runs_under_torchrun(tmp_path: Path) -> None:
+def test_rank_0_alone_needs_the_key_and_all_add_anchors(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"group": True, "secret_of_rank_0": SECRET.hex(), "anchor_every": 1}
+    assert run_ranks(tmp_path, 3, "steps", first=0, last=2, **settings) == [[0, 1, 2, 2]] * 3
+    lineage = deltafmt.open(str(tmp_path / "root"), trust=[deltafmt.HmacKey(SECRET)])
+    assert [info.ways for info in lineage.log()] == [(None,), (0, None), (1, None)]
+    for version in (1, 2):
+        for stored in lineage.history.ways(version):
+            assert stored.manifest.shards.writer.tolist() == [0, 1, 2]
+    assert lineage.verify().ok
+    lineage.gc(keep_last=1, grace_seconds=0.0, dry_run=False)
+    read = lineage.read(2)
+    assert all((read[name] == STATES[2][name]).all() for name in read)
+
+
+def test_a_rank_of_a_group_that_dies_before_its_anchor_leaves_the_version(tmp_path: Path) -> None:
+    die = {2: ["close", "ways-data/", "before", 1]}
+    settings: dict[str, Any] = {"group": True, "anchor_every": 1}
+    found = run_ranks(tmp_path, 3, "steps", first=0, last=1, die=die, seconds=30.0, **settings)
+    assert found == [[0, 1, 1], [0, 1, 1], KILLED]
+    lineage = deltafmt.open(str(tmp_path / "root"))
+    assert lineage.info(1).ways == (0,)
+    assert_holds(str(tmp_path / "root"), 1, {name: STATES[1][name] for name in lineage.schema().names})
+    assert lineage.verify().ok
+
+
+@pytest.mark.parametrize("world", [2, 8])
+def test_the_example_runs_under_torchrun(tmp_path: Path, world: int) -> None:
     root = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
     run = subprocess.run(
         [*command, str(root / "tools" / "examples" / "ranks.py"), str(tmp_path / "run")],
         env={**os.environ, "PYTHONPATH": str(root), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
@@ -85,5 +113,6 @@ def test_the_example_runs_under_torchrun(tmp_path: Path) -> None:
         check=False,
     )
     assert run.returncode == 0, run.stderr
+    assert f"elements changed, by {world} ranks" in run.stdout
     assert "version 3, step 3" in run.stdout
     assert deltafmt.open(str(tmp_path / "run")).verify().ok

@@ -84,7 +84,7 @@ def noted(outcomes: Outcomes, call: Callable[[], Any]) -> Any:
 
 
 def writer_of(task: Mapping[str, Any], **settings: Any) -> deltafmt.Writer:
-    secret = task.get("secret")
+    secret = task.get("secret") or (task.get("secret_of_rank_0") if task["rank"] == 0 else None)
     options = deltafmt.WriterOptions(
         threads=1,
         rank_timeout_seconds=task["seconds"],
