@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from deltafmt.read.options import ReadOptions
     from deltafmt.read.receiver import Receiver
     from deltafmt.schema import Schema, TensorSpec
+    from deltafmt.shards import Shards, shards_of
     from deltafmt.write.adamw import AdamWDetector, AdamWReport
     from deltafmt.write.cast import CastDetector
     from deltafmt.write.choice import detector_for
@@ -66,6 +67,7 @@ _HOMES = {
     "read.options": ("ReadOptions",),
     "read.receiver": ("Receiver",),
     "schema": ("Schema", "TensorSpec"),
+    "shards": ("Shards", "shards_of"),
     "write.adamw": ("AdamWDetector", "AdamWReport"),
     "write.cast": ("CastDetector",),
     "write.choice": ("detector_for",),
@@ -100,6 +102,7 @@ __all__ = [
     "Receiver",
     "Schema",
     "SchemaError",
+    "Shards",
     "SigningKey",
     "SnapshotDetector",
     "StoreError",
@@ -113,6 +116,7 @@ __all__ = [
     "detector_for",
     "load_key",
     "open",
+    "shards_of",
 ]
 
 

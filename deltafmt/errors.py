@@ -141,6 +141,7 @@ REASONS: dict[str, str] = {
     "target-moved": "a local tensor whose memory was exchanged since it was given",
     "target-strides": "a local tensor whose elements share memory",
     "placement-outside": "a placement that leaves its source or its target",
+    "shard-unknown": "a part of a sharded tensor whose elements cannot be told, such as a sum still to be made",
     "layout-too-fine": "borders of ranks that cut a tensor into too many parts",
     "placement-overlap": "different elements placed at one address, or a placed one declared untouched",
 }

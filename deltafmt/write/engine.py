@@ -13,6 +13,7 @@ from deltafmt.format.ranks import AGAIN, CONFLICT, DONE, PROVE, WRITE
 from deltafmt.format.records import Receipt
 from deltafmt.read.history import History, Stored
 from deltafmt.schema import Schema
+from deltafmt.shards import Shards
 from deltafmt.tensors import NamedTensors
 from deltafmt.write.beside import add_anchor_beside
 from deltafmt.write.commit import Files, conflict, put_files
@@ -57,7 +58,7 @@ class Engine:
 
     def publish(
         self,
-        named_tensors: NamedTensors,
+        named_tensors: NamedTensors | Shards,
         labels: dict[str, Any],
         files: Files | None,
         *,
@@ -71,7 +72,7 @@ class Engine:
                 return version
 
     def encoded(
-        self, named_tensors: NamedTensors, labels: dict[str, Any], files: Files | None
+        self, named_tensors: NamedTensors | Shards, labels: dict[str, Any], files: Files | None
     ) -> Callable[[], int]:
         """A delta of which only storing and committing remain."""
         draft = self._draft(named_tensors, labels, files, anchor=False, data=True, encoded=True)
@@ -88,7 +89,7 @@ class Engine:
 
         return rest
 
-    def resume(self, version: int | None, named_tensors: NamedTensors | None) -> int:
+    def resume(self, version: int | None, named_tensors: NamedTensors | Shards | None) -> int:
         """Go on from the newest version; with tensors, all ranks prove together that theirs are it."""
         course = self._course
         self._ending.forget()
@@ -115,7 +116,7 @@ class Engine:
 
     def _draft(
         self,
-        named_tensors: NamedTensors,
+        named_tensors: NamedTensors | Shards,
         labels: dict[str, Any],
         files: Files | None,
         *,
@@ -150,7 +151,7 @@ class Engine:
 
     def _agree(
         self,
-        named_tensors: NamedTensors,
+        named_tensors: NamedTensors | Shards,
         labels: dict[str, Any],
         *,
         anchor: bool,
@@ -221,7 +222,7 @@ class Engine:
         if self._team.leads:
             add_squashes(self._history, plan.version, self._options)
 
-    def _proven(self, stored: Stored, named_tensors: NamedTensors) -> Base:
+    def _proven(self, stored: Stored, named_tensors: NamedTensors | Shards) -> Base:
         """The live tensors as the base, once all ranks have proven that theirs are it."""
         agreed, tensors, _ = self._agree(named_tensors, {}, anchor=False, purpose=PROVE)
         schema = self._history.schema(stored.manifest.schema)

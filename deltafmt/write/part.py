@@ -40,11 +40,11 @@ class PlacedSource:
         dtype = torch_dtype(self._cut.schema.tensors[piece.tensor].dtype)
         parts = list(self._parts(piece))
         if len(parts) == 1 and parts[0][0] == piece.box:
-            return numpy_bits(parts[0][1].to("cpu", dtype).contiguous()).reshape(-1)
+            return _cast(parts[0][1], dtype).reshape(-1)
         # The ranks' borders cut, but neighbouring placements of one rank may lie in one box, and a rank may
         # have an element twice.
         whole = numpy_bits(torch.empty(piece.box.shape, dtype=dtype))
-        found = [(_within(box, piece.box).slices(), numpy_bits(part.to("cpu", dtype))) for box, part in parts]
+        found = [(_within(box, piece.box).slices(), _cast(part, dtype)) for box, part in parts]
         for place, bits in found:
             whole[place] = bits
         if any((whole[place] != bits).any() for place, bits in found):
@@ -73,6 +73,11 @@ class PlacedSource:
                 continue
             inside = zip(box.start, p.source_box.start, p.strides, strict=True)
             yield box, p, p.offset + sum((a - b) * s for a, b, s in inside)
+
+
+def _cast(part: torch.Tensor, dtype: torch.dtype) -> Bits:
+    # Torch casts a NaN to other bits where elements lie apart; how a rank holds a tensor must not show.
+    return numpy_bits(part.contiguous().to("cpu", dtype))
 
 
 def _within(box: Box, outer: Box) -> Box:

@@ -17,12 +17,16 @@ CASTS = {("float32", "bfloat16"), ("float32", "float16")}
 
 
 def published_schema(tensors: Mapping[str, torch.Tensor], publish_dtype: PublishDtype) -> Schema:
-    """The schema of the tensors, with dtypes as they are published.
+    """The schema of whole tensors, with dtypes as they are published."""
+    return as_published(Schema.of(tensors), publish_dtype)
+
+
+def as_published(schema: Schema, publish_dtype: PublishDtype) -> Schema:
+    """A schema with dtypes as they are published.
 
     One dtype counts for every FP32 tensor, a mapping for the names that its patterns match (the first that
     does). Raises `SchemaError` for a cast of anything but FP32 to BF16 or FP16.
     """
-    schema = Schema.of(tensors)
     if publish_dtype is None:
         return schema
     return Schema(

@@ -9,6 +9,7 @@ from typing import Any, Self
 from deltafmt.layout import Layout
 from deltafmt.read.history import History
 from deltafmt.schema import Schema
+from deltafmt.shards import Shards
 from deltafmt.store import Url, open_store
 from deltafmt.tensors import NamedTensors
 from deltafmt.write.commit import Files, prove_exclusive
@@ -31,9 +32,10 @@ class Writer:
     of them, or a mapping from name patterns to dtypes. A writer opened on an existing root goes on from the
     version that was newest then. Calls from several threads are served one after another.
 
-    Of `world_size` ranks each gives the parts that it holds: through `layout` (where parts of canonical
-    tensors stand in its local ones; needs `schema`, unless the root has one) or as whole tensors by name. All
-    ranks make the same calls. They talk by `group` (or torch.distributed's default group, if it has just
+    Of `world_size` ranks each gives the parts that it holds: distributed tensors (`DTensor`) or `Shards` as
+    they are, parts of its own making through `layout` (where parts of canonical tensors stand in its local
+    ones; needs `schema`, unless the root has one), or whole tensors by name. Nothing is gathered. All ranks
+    make the same calls. They talk by `group` (or torch.distributed's default group, if it has just
     these ranks), else through the root. Of parts that several ranks hold the lowest rank stores one, and the
     others' must be equal.
     """
@@ -68,7 +70,7 @@ class Writer:
 
     def publish_anchor(
         self,
-        named_tensors: NamedTensors,
+        named_tensors: NamedTensors | Shards,
         *,
         step: int | None = None,
         meta: Mapping[str, Any] | None = None,
@@ -87,7 +89,7 @@ class Writer:
 
     def publish(
         self,
-        named_tensors: NamedTensors,
+        named_tensors: NamedTensors | Shards,
         *,
         step: int | None = None,
         meta: Mapping[str, Any] | None = None,
@@ -105,7 +107,7 @@ class Writer:
 
     def publish_async(
         self,
-        named_tensors: NamedTensors,
+        named_tensors: NamedTensors | Shards,
         *,
         step: int | None = None,
         meta: Mapping[str, Any] | None = None,
@@ -120,7 +122,7 @@ class Writer:
             task = self._engine.encoded(named_tensors, labels_of(step, meta), files)
             return self._background.start(task)
 
-    def resume(self, version: int | None = None, named_tensors: NamedTensors | None = None) -> int:
+    def resume(self, version: int | None = None, named_tensors: NamedTensors | Shards | None = None) -> int:
         """Go on from the newest version: its bits are read, or proved to be those of the tensors given.
 
         Raises `CommitConflictError` for another version than the newest, `BaseMismatchError` for tensors

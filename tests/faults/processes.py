@@ -35,6 +35,7 @@ def start_ranks(
     group: bool,
     die: dict[int, list[Any]] | None = None,
     seconds: float = 60.0,
+    worker: str = "tests.faults.worker",
     **task: Any,
 ) -> list[subprocess.Popen[str]]:
     """The ranks' processes, at work."""
@@ -54,7 +55,7 @@ def start_ranks(
         }
         if group and rank:
             given["group"] = processes[0][0]["group"]
-        command = [sys.executable, "-m", "tests.faults.worker", json.dumps(given)]
+        command = [sys.executable, "-m", worker, json.dumps(given)]
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
