@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from deltafmt.write.adamw import AdamWDetector, AdamWReport
     from deltafmt.write.cast import CastDetector
     from deltafmt.write.choice import detector_for
+    from deltafmt.write.metrics import PublishMetrics
     from deltafmt.write.options import WriterOptions
     from deltafmt.write.pending import PendingVersion
     from deltafmt.write.snapshot import SnapshotDetector
@@ -71,6 +72,7 @@ _HOMES = {
     "write.adamw": ("AdamWDetector", "AdamWReport"),
     "write.cast": ("CastDetector",),
     "write.choice": ("detector_for",),
+    "write.metrics": ("PublishMetrics",),
     "write.options": ("WriterOptions",),
     "write.pending": ("PendingVersion",),
     "write.snapshot": ("SnapshotDetector",),
@@ -98,6 +100,7 @@ __all__ = [
     "NotFoundError",
     "PendingVersion",
     "Placement",
+    "PublishMetrics",
     "ReadOptions",
     "Receiver",
     "Schema",

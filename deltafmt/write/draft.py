@@ -11,6 +11,7 @@ import numpy as np
 from deltafmt.format.signing import Signer
 from deltafmt.read.history import History, Stored
 from deltafmt.write.detector import Detector
+from deltafmt.write.metrics import Gauge
 from deltafmt.write.ownership import Holding
 from deltafmt.write.pack import DomainResult, bounded
 from deltafmt.write.part import live_digests
@@ -50,6 +51,7 @@ def plan_of(
     labels: dict[str, Any],
     files: FileTable,
     sign_with: Signer | None,
+    gauge: Gauge,
     threads: int,
 ) -> WayPlan:
     """What this rank is to write of the version that was agreed on."""
@@ -69,6 +71,7 @@ def plan_of(
         data=call.data,
         signed=call.signed,
         sign_with=sign_with,
+        gauge=gauge,
         attempt=call.attempt,
         writer=rank,
         writers=call.writers,
@@ -87,6 +90,8 @@ def results_of(
 ) -> Iterator[DomainResult]:
     """Every domain of a plan, detected against the base (None: taken whole) and encoded."""
     if base is None:
-        return anchor_results(plan, source, threads)
-    known = base.digests if base.cut.tiling_digest == plan.cut.tiling_digest else {}
-    return detector.results(history, plan, source, known, threads)
+        found = anchor_results(plan, source, threads)
+    else:
+        known = base.digests if base.cut.tiling_digest == plan.cut.tiling_digest else {}
+        found = detector.results(history, plan, source, known, threads)
+    return plan.gauge.watch(plan.cut, found)

@@ -22,6 +22,7 @@ from deltafmt.write.detector import Detector
 from deltafmt.write.draft import Draft, FileTable, plan_of, results_of
 from deltafmt.write.ending import Ending
 from deltafmt.write.local import Local
+from deltafmt.write.metrics import Gauge, PublishMetrics, tell
 from deltafmt.write.options import WriterOptions
 from deltafmt.write.ownership import Holding
 from deltafmt.write.part import part_source
@@ -50,6 +51,7 @@ class Engine:
         self._options, self._threads = options, options.workers
         self._course = Course(history, detector, threads=self._threads)
         self._ending = Ending(history, team, self._course)
+        self.last_publish: PublishMetrics | None = None
 
     @property
     def version(self) -> int | None:
@@ -125,6 +127,7 @@ class Engine:
         encoded: bool = False,
     ) -> Draft:
         """Agree with the other ranks on what is to be written; `encoded` also reads all of the tensors."""
+        gauge = Gauge()
         agreed, tensors, holding = self._agree(named_tensors, labels, anchor=anchor, data=data)
         try:
             if not self._team.leads:
@@ -140,6 +143,7 @@ class Engine:
                 labels=labels,
                 files=self._put_files(files, base),
                 sign_with=self._options.sign_with,
+                gauge=gauge,
                 threads=self._threads,
             )
             results = results_of(self._history, plan, source, base, self._detector, self._threads)
@@ -203,11 +207,21 @@ class Engine:
         except Exception as error:
             give_up(self._team, draft.agreed, error)
             raise
-        outcome = self._ending.close(draft, receipt, parts)
+        with plan.gauge.stage("commit"):
+            outcome = self._ending.close(draft, receipt, parts)
         if outcome == AGAIN:
             return None
         if outcome == CONFLICT:
             raise conflict(plan.version)
+        self.last_publish = plan.gauge.record(
+            plan.cut,
+            parts,
+            version=plan.version,
+            base=plan.base_version,
+            step=plan.meta.get("step"),
+            rank=self._team.rank,
+        )
+        tell(self.last_publish, self._options.on_publish)
         self._add_ways(draft)
         return plan.version
 

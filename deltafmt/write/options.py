@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from deltafmt.format.signing import Signer, Verifier, check_signer
 from deltafmt.layout import Layout
+from deltafmt.write.metrics import OnPublish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,9 @@ class WriterOptions:
     is the number of domains worked on at once (None: one per core, at most eight). `sign_with` signs every
     manifest; versions that are gone on from must then be signed with the same key, or with one of `trust`.
 
+    `on_publish` is called with the `PublishMetrics` of each version once it is committed (behind
+    `publish_async`, in its thread); what it raises is logged.
+
     Of several ranks, rank 0's options count for what a version gets. `rank_timeout_seconds` is how long they wait for one another. Ranks without a process
     group find one another by `job`, a name that they share with no other job on the root, nor with an earlier
     start of their own (None: what torchrun or Slurm say of the job; without those, one job at a time).
@@ -37,6 +41,7 @@ class WriterOptions:
     trust: Sequence[Verifier] = ()
     rank_timeout_seconds: float = 600.0
     job: str | None = None
+    on_publish: OnPublish | None = None
 
     def __post_init__(self) -> None:
         for name in ("domain_elements", "anchor_every", "squash", "threads"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,7 @@ from deltafmt.write.cut import Cut
 from deltafmt.write.dense import encode_dense
 from deltafmt.write.detect import Baseline, Detected, detect, digest_of, take_all
 from deltafmt.write.encode import encode
+from deltafmt.write.metrics import Gauge
 from deltafmt.write.pack import DomainResult, Room, ShardWriter, WayParts, in_order, pack
 from deltafmt.write.receipts import merged, moved_table, replica_table, sum_moved
 from deltafmt.write.source import Source
@@ -60,6 +62,7 @@ class WayPlan:
     writers: int = 1
     shared: frozenset[int] = frozenset()
     replicas: dict[int, Digest] = field(default_factory=dict)
+    gauge: Gauge = field(default_factory=Gauge)
 
     @property
     def recut(self) -> bool:
@@ -108,14 +111,16 @@ def delta_results(
     def work(domain: int) -> DomainResult:
         if not hasattr(scratch, "diff"):
             scratch.diff = DiffScratch()
-        detected = detect(cut, source, baseline, domain, known.get(domain), scratch.diff)
+        with plan.gauge.stage("detect"):
+            detected = detect(cut, source, baseline, domain, known.get(domain), scratch.diff)
         wanted = plan.recut or domain in plan.shared
         if wanted and not detected.whole and detected.base is None:
             detected.base = digest_of(cut, baseline, domain)
             detected.result += detected.base
         if detected.whole or detected.crowded:
             room.take(domain, _large_bytes(cut, domain))
-        chunk = encode(cut, source, baseline, detected, scratch.diff)
+        with plan.gauge.stage("encode"):
+            chunk = encode(cut, source, baseline, detected, scratch.diff)
         return _result(detected, chunk, plan.recut)
 
     return in_order(work, cut.domains, threads, room)
@@ -126,11 +131,14 @@ def anchor_results(plan: WayPlan, source: Source, threads: int) -> Iterator[Doma
     cut, room = plan.cut, Room()
 
     def work(domain: int) -> DomainResult:
-        detected = take_all(cut, source, domain)
+        with plan.gauge.stage("detect"):
+            detected = take_all(cut, source, domain)
         if not plan.data:
             return _result(detected, None, True)
         room.take(domain, _large_bytes(cut, domain))
-        return _result(detected, encode_dense(cut, source, domain), True)
+        with plan.gauge.stage("encode"):
+            chunk = encode_dense(cut, source, domain)
+        return _result(detected, chunk, True)
 
     return in_order(work, cut.domains, threads, room)
 
@@ -155,7 +163,10 @@ def write_shard(
     keep = base is not None and plan.target is None
     digests: list[bytes] | None = [] if plan.signed or plan.sign_with is not None else None
     shard = ShardWriter(store=store, key=plan.shard_key, digests=digests)
+    waited = plan.gauge.waited
+    before = time.monotonic()
     parts = pack(results, shard, len(plan.cut.schema), footer, keep=keep, shared=plan.shared)
+    plan.gauge.spent["upload"] += time.monotonic() - before - (plan.gauge.waited - waited)
     receipt = Receipt(
         base_digest=None if plan.base is None else plan.base.digest,
         size=parts.size,

@@ -17,6 +17,7 @@ from deltafmt.write.detector import Detector
 from deltafmt.write.engine import Engine
 from deltafmt.write.labels import labels_of
 from deltafmt.write.local import Local
+from deltafmt.write.metrics import PublishMetrics
 from deltafmt.write.options import WriterOptions
 from deltafmt.write.pending import Background, PendingVersion
 from deltafmt.write.publish_dtype import PublishDtype
@@ -67,6 +68,11 @@ class Writer:
     def version(self) -> int | None:
         """The version that the writer published or resumed last; None before the first."""
         return self._engine.version
+
+    @property
+    def last_publish(self) -> PublishMetrics | None:
+        """What this rank spent on the version that it published last, and how much of each tensor changed."""
+        return self._engine.last_publish
 
     def publish_anchor(
         self,
