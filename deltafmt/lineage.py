@@ -27,6 +27,7 @@ from deltafmt.store import Url, open_store
 from deltafmt.verify import Report, verify_lineage
 from deltafmt.write.anchor import add_anchor_way
 from deltafmt.write.commit import create_root
+from deltafmt.write.further import existing_way
 from deltafmt.write.gc import GcPlan, collect
 from deltafmt.write.squash import add_squash_way
 
@@ -268,7 +269,7 @@ class Lineage:
         number = self._version(version)
         schema = self.schema(number)
         tensors = allocate(schema)
-        self._check_key()
+        self._check_key(number, None)
         with self._leased() as lease:
             materialize(self.history, number, tensors, lease=lease)
         return add_anchor_way(self.history, number, tensors, sign_with=self.sign_with)
@@ -288,10 +289,10 @@ class Lineage:
         versions between are gone, `SchemaError` (`dtype-mismatch`) where a tensor's dtype changes.
         """
         number = self._version(version)
-        self._check_key()
         with self._leased() as lease, lease.at_work():
             if base >= 0 and not lease.cover(base):
                 raise self.history.gone(base)
+            self._check_key(number, base)
             way = add_squash_way(self.history, base, number, progress=progress, sign_with=self.sign_with)
         assert way is not None
         return way
@@ -316,8 +317,12 @@ class Lineage:
             self.history, keep_last=keep_last, grace_seconds=grace_seconds, dry_run=dry_run, progress=progress
         )
 
-    def _check_key(self) -> None:
-        if self.history.trust and self.sign_with is None:
+    def _check_key(self, version: int, base: int | None) -> None:
+        if (
+            self.history.trust
+            and self.sign_with is None
+            and existing_way(self.history, version, base) is None
+        ):
             raise UnsupportedError(
                 "a way without a signature would be refused by this very handle: open with `sign_with`",
                 kind="key-missing",

@@ -52,6 +52,7 @@ _ADVICE_BY_KIND = {
     "lineage-exists": "publish to it: deltafmt publish URL DIR",
     "signature-missing": "it was published without --sign-with; drop --trust to take it all the same",
     "signature-untrusted": "give the public half of the key that it names with --trust",
+    "key-missing": "sign what is added: --sign-with FILE",
     "signature-wrong": "somebody changed it after it was signed, or it was signed by somebody else",
     "lineage-missing": "check the URL; `deltafmt create URL --from DIR` begins a lineage there",
     "object-missing": "`deltafmt verify URL` tells which objects are missing, and what needs them",

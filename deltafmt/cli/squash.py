@@ -7,6 +7,7 @@ from typing import Any
 
 from deltafmt.cli.arguments import (
     Verbs,
+    add_signing,
     add_url,
     add_verb,
     open_lineage,
@@ -19,6 +20,7 @@ from deltafmt.cli.output import Output, bytes_text, count_text
 _EXAMPLES = """\
   deltafmt squash s3://bucket/run 100 164          one way from version 100 to version 164
   deltafmt squash ./run 100 latest
+  deltafmt squash ./run 100 latest --trust trainer.pub --sign-with operator.pem
 
 The deltas are composed chunk by chunk, in memory of some chunks, and nothing is taken away: the new way stands
 beside the others, and receivers choose by bytes. A way that is there already is left as it is.
@@ -30,6 +32,7 @@ def add(verbs: Verbs, common: argparse.ArgumentParser) -> None:
     add_url(parser)
     parser.add_argument("base", metavar="BASE", type=version_argument, help="the version to start from")
     parser.add_argument("version", metavar="VERSION", type=version_argument, help="the version to lead to")
+    add_signing(parser)
     parser.set_defaults(run=run)
 
 

@@ -1,8 +1,7 @@
-"""An anchor beside a version just committed, from the bits that the ranks have kept of it."""
+"""An anchor beside a version just committed, from the bits that the ranks have of it."""
 
 from __future__ import annotations
 
-from deltafmt.errors import NotFoundError
 from deltafmt.format.ranks import ANCHOR, DONE
 from deltafmt.format.records import Receipt
 from deltafmt.read.history import History, Stored
@@ -26,8 +25,9 @@ def add_anchor_beside(
 ) -> None:
     """Each rank stores its own part whole, and the leading one makes the way.
 
-    `base` is the version as the detector has it, None where its bits are not at hand: no rank adds the anchor
-    then. The ranks have proved their replicas equal when they wrote the version.
+    The bits are those that the detector has kept as the `base`; where it keeps none, those of the live tensors,
+    which hold the version until `publish` returns. In the background they may have moved on: the digests tell,
+    and there is no anchor then. The ranks have proved their replicas equal when they wrote the version.
     """
     version, threads = draft.plan.version, options.workers
     want = Want(
@@ -38,15 +38,8 @@ def add_anchor_beside(
         signed=options.sign_with is not None,
         purpose=ANCHOR,
     )
-    source = None if base is None else detector.source(draft.plan.cut)
-    if source is None:
-        missing = NotFoundError(
-            "the bits of the version are not in memory; Lineage.add_anchor reads them",
-            kind="version-missing",
-            where=f"rank {team.rank}, version {version}",
-        )
-        team.refuse(want, missing)
-        raise missing
+    kept = None if base is None else detector.source(draft.plan.cut)
+    source = draft.source if kept is None else kept
     agreed = team.open(want)
     try:
         plan = further_plan(

@@ -94,7 +94,7 @@ def _check_content(manifest: Manifest, target: Manifest, plan: WayPlan) -> None:
     differ = (manifest.tensors.lanes != target.tensors.lanes).any(axis=1)
     if differ.any():
         raise ChecksumError(
-            "these tensors are not those of the version",
+            "these tensors are not those of the version (any more); Lineage.add_anchor reads them from storage",
             kind="content-mismatch",
             where=f"version {plan.version}, {plan.cut.schema.names[int(differ.argmax())]!r}",
         )

@@ -13,9 +13,9 @@ import deltafmt
 from deltafmt import StoreError
 from deltafmt.format import keys
 from deltafmt.read.chain import cheapest_chain
-from deltafmt.testing.faulty import Crash, FaultyStore, crashing, failing
+from deltafmt.testing.faulty import Crash, FaultyStore, crashing, delayed, failing
 from deltafmt.write.policy import spans
-from tests.reading import Course, same
+from tests.reading import Course, new_root, same
 
 
 def course(versions: int, *, share: float = 0.02, **options: Any) -> Course:
@@ -119,3 +119,40 @@ def test_a_crash_between_leaves_nothing_half_visible() -> None:
         assert same(lineage.read(4), run.versions[4])
         assert calls < 100
     assert keys.way_key(4, 0) in set(lineage.history.store.list(keys.ways_folder(4)))
+
+
+def test_anchors_of_a_detector_that_keeps_no_bits(caplog: pytest.LogCaptureFixture) -> None:
+    """They are taken from the live tensors, and left out where these have moved on in the background."""
+    torch.manual_seed(2)
+    model = torch.nn.Linear(64, 64, bias=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    detector = deltafmt.AdamWDetector(optimizer, model.named_parameters())
+    root = new_root()
+    options = deltafmt.WriterOptions(anchor_every=1)
+    writer = deltafmt.Writer(root, detector=detector, publish_dtype="bfloat16", options=options)
+    writer.publish_anchor(model.state_dict())
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        model(torch.randn(8, 64)).square().sum().backward()
+        optimizer.step()
+        return model.weight.detach().bfloat16()
+
+    for version in (1, 2):
+        expected = step()
+        assert writer.publish(model.state_dict()) == version
+        deltafmt.open(root).gc(keep_last=1, grace_seconds=0.0, dry_run=False)
+        assert torch.equal(deltafmt.open(root).read(version)["weight"], expected)
+    expected = step()
+    store = FaultyStore(writer._history.store)
+    writer._history.store = store
+    store.inject(delayed(0.3), verb="put_if_absent", key="versions/")
+    pending = writer.publish_async(model.state_dict())
+    step()
+    with caplog.at_level(logging.WARNING, "deltafmt"):
+        assert pending.result() == 3
+    assert "no anchor" in caplog.text
+    lineage = deltafmt.open(root)
+    assert [info.ways for info in lineage.log()] == [(None,), (2,)]
+    assert torch.equal(lineage.read(3)["weight"], expected)
+    assert not [key for key in lineage.history.store.list("ways-data") if f"{3:020d}/" in key]

@@ -284,6 +284,13 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     refused = run_json(capsys, "log", root, "--trust", other, code=1)
     assert {row["damage"] for row in refused} == {"signature-untrusted"}
     assert "hmac-sha256" in run(capsys, "dump", root, keys.version_key(1))
+    assert run_json(capsys, "squash", root, 0, 1, "--trust", secret)["existed"]
+    third = checkpoint(tmp_path / "third", changed(changed(weights())))
+    run(capsys, "publish", root, third, "--sign-with", secret)
+    refused = run_json(capsys, "squash", root, 0, 2, "--trust", secret, code=2)
+    assert refused["kind"] == "key-missing"
+    assert run_json(capsys, "squash", root, 0, 2, "--trust", secret, "--sign-with", secret)["stored_bytes"]
+    assert run_json(capsys, "verify", root, "--trust", secret)["ok"]
     run(capsys, "publish", root, first, "--trust", secret, code=2)
     run(capsys, "publish", root, first)
     assert run_json(capsys, "verify", root, "--trust", secret, code=1)["problems"]
