@@ -58,6 +58,11 @@ class Engine:
         """The version published or resumed last; None before the first."""
         return self._course.version
 
+    @property
+    def next_version(self) -> int:
+        """The number of the next version."""
+        return self._course.next
+
     def publish(
         self,
         named_tensors: NamedTensors | Shards,

@@ -70,6 +70,11 @@ class Writer:
         return self._engine.version
 
     @property
+    def next_version(self) -> int:
+        """The number that the next version gets; 0 on a root that has none yet."""
+        return self._engine.next_version
+
+    @property
     def last_publish(self) -> PublishMetrics | None:
         """What this rank spent on the version that it published last, and how much of each tensor changed."""
         return self._engine.last_publish

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import torch
 
 import deltafmt
 from tests.cases.common import assert_same
-from tests.faults.processes import run_ranks
+from tests.faults.processes import ROOT, run_ranks
 
 MESSAGES = {"c10d::send", "c10d::recv_"}
 
@@ -69,3 +72,21 @@ def test_uneven_parts_and_flat_parameters(tmp_path: Path) -> None:
     for name, reports in found.items():
         check(tmp_path / "root" / name)
         assert all(report["calls"].keys() <= MESSAGES for report in reports)
+
+
+def test_the_example_runs_under_torchrun(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run = subprocess.run(
+        [*command, str(ROOT / "tools" / "examples" / "fsdp2.py"), str(tmp_path / "run")],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    infos = deltafmt.open(str(tmp_path / "run")).log()
+    assert [info.step for info in infos] == [0, 1, 2, 3]
+    assert all(0 < (info.changed or 0) < 3 * 128 * 129 for info in infos[1:])
+    lines = [line for line in run.stdout.splitlines() if line.startswith("rank ")]
+    assert len(lines) == 6
+    assert deltafmt.open(str(tmp_path / "run")).verify().ok

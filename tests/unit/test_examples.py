@@ -37,6 +37,12 @@ def test_two_ranks(tmp_path: Path) -> None:
     assert shown == [f"rank {rank} holds its half of version 2" for rank in range(2)]
 
 
+def test_transformers_trainer(tmp_path: Path) -> None:
+    shown = run("hf_trainer.py", tmp_path / "run").splitlines()
+    assert shown[-1].endswith("bit for bit")
+    assert [info.step for info in deltafmt.open(str(tmp_path / "run")).log()] == list(range(5))
+
+
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_examples_say_how_they_are_run(example: Path) -> None:
     lines = [line.split() for line in (ast.get_docstring(ast.parse(example.read_text())) or "").splitlines()]
