@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from deltafmt.read.receiver import Receiver
     from deltafmt.schema import Schema, TensorSpec
     from deltafmt.shards import Shards, shards_of
+    from deltafmt.tracing import trace_layout
     from deltafmt.write.adamw import AdamWDetector, AdamWReport
     from deltafmt.write.cast import CastDetector
     from deltafmt.write.choice import detector_for
@@ -69,6 +70,7 @@ _HOMES = {
     "read.receiver": ("Receiver",),
     "schema": ("Schema", "TensorSpec"),
     "shards": ("Shards", "shards_of"),
+    "tracing": ("trace_layout",),
     "write.adamw": ("AdamWDetector", "AdamWReport"),
     "write.cast": ("CastDetector",),
     "write.choice": ("detector_for",),
@@ -120,6 +122,7 @@ __all__ = [
     "load_key",
     "open",
     "shards_of",
+    "trace_layout",
 ]
 
 

@@ -137,6 +137,7 @@ REASONS: dict[str, str] = {
     "store-unsupported": "a storage back end that cannot be used, or not for writing",
     "create-not-exclusive": "a storage server that overwrites an object that it was asked to create",
     # layouts
+    "trace-impure": "a loader that does anything but move elements and cast bfloat16 to float32",
     "target-unfilled": "a local element that is neither placed nor declared untouched",
     "target-moved": "a local tensor whose memory was exchanged since it was given",
     "target-strides": "a local tensor whose elements share memory",
