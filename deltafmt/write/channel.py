@@ -9,12 +9,12 @@ from typing import Protocol
 
 from deltafmt.errors import FormatError, IncompleteError, NotFoundError
 from deltafmt.format import keys
-from deltafmt.format.objects import parse_manifest
 from deltafmt.format.ranks import AGAIN, CONFLICT, DONE, WRITE, emit_verdict, parse_call
 from deltafmt.format.records import Attempt, Verdict
 from deltafmt.read.history import History
 from deltafmt.store import AlreadyExists
 from deltafmt.write.commit import drop
+from deltafmt.write.outcome import outcome_of
 
 _FIRST_PAUSE_SECONDS = 0.005
 _LONGEST_PAUSE_SECONDS = 0.5
@@ -191,7 +191,7 @@ class StoreChannel:
             verdict = parse_call(self._store.read(key), where=key)
             return verdict if isinstance(verdict, Verdict) else None
         if call.purpose == WRITE:
-            outcome = _committed(self._history, call)
+            outcome = outcome_of(self._history, call.version, call.attempt)
             if outcome is not None:
                 return Verdict(attempt=call.attempt, outcome=outcome, failure={})
         if not self._store.exists(keys.attempt_key(call.version, call.attempt)):
@@ -234,23 +234,4 @@ class StoreChannel:
 
 def taken(history: History, call: Attempt) -> bool:
     """Whether another writer has the version that is called for."""
-    return call.purpose == WRITE and _committed(history, call) == CONFLICT
-
-
-def _committed(history: History, call: Attempt) -> int | None:
-    """`DONE` or `CONFLICT` by the manifest of the version; None while there is none that can be read.
-
-    It need not be one that this rank takes for a base: a rank that does not trust rank 0's key must still not
-    remove its shard of a version that is there.
-    """
-    key = keys.version_key(call.version)
-    try:
-        manifest = history.first_way(call.version).manifest
-    except NotFoundError:
-        return None
-    except FormatError:
-        try:
-            manifest = parse_manifest(history.store.read(key), way=False, where=key)
-        except (NotFoundError, FormatError):
-            return None
-    return DONE if manifest.attempt == call.attempt else CONFLICT
+    return call.purpose == WRITE and outcome_of(history, call.version, call.attempt) == CONFLICT

@@ -12,6 +12,7 @@ from deltafmt.write.commit import Outcome, commit, conflict, drop, settle
 from deltafmt.write.course import Course
 from deltafmt.write.draft import Draft
 from deltafmt.write.hint import leave_hint
+from deltafmt.write.outcome import outcome_of
 from deltafmt.write.pack import WayParts
 from deltafmt.write.ranks import Agreed, Team
 from deltafmt.write.way import manifest_of
@@ -114,7 +115,7 @@ class Ending:
         outcome = self._outcome(draft)
         if outcome == UNKNOWN:
             raise IncompleteError(
-                "rank 0 is gone or silent, and there is no version; the next publish looks again",
+                "rank 0 is gone or silent, and there is no version that can be read; the next publish looks again",
                 kind="rank-missing",
                 where="rank 0",
             )
@@ -123,7 +124,7 @@ class Ending:
 
     def _outcome(self, draft: Draft) -> int:
         try:
-            manifest = self._history.first_way(draft.plan.version).manifest
-        except (NotFoundError, StoreError):
-            return UNKNOWN
-        return DONE if manifest.attempt == draft.plan.attempt else CONFLICT
+            outcome = outcome_of(self._history, draft.plan.version, draft.plan.attempt)
+        except StoreError:
+            outcome = None
+        return UNKNOWN if outcome is None else outcome

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from deltafmt.errors import IncompleteError
-from deltafmt.format.ranks import AGAIN, CONFLICT, DONE, PROVE, WRITE
-from deltafmt.format.records import Receipt
+from deltafmt.format.ranks import AGAIN, CONFLICT, PROVE, WRITE
 from deltafmt.read.history import History, Stored
 from deltafmt.schema import Schema
 from deltafmt.shards import Shards
@@ -27,10 +26,9 @@ from deltafmt.write.options import WriterOptions
 from deltafmt.write.ownership import Holding
 from deltafmt.write.part import part_source
 from deltafmt.write.policy import add_squashes, attempted
-from deltafmt.write.prove import own_proof
+from deltafmt.write.prove import agree_on_proof, own_proof
 from deltafmt.write.ranks import Agreed, Team, Want, give_up
-from deltafmt.write.receipts import sum_moved
-from deltafmt.write.state import Base, check_sums, newest_to_resume
+from deltafmt.write.state import Base, newest_to_resume
 from deltafmt.write.way import write_shard
 
 _NOTHING = Holding(Schema(()), ())
@@ -260,15 +258,5 @@ class Engine:
             give_up(self._team, agreed, error)
             raise
 
-        def check(receipts: list[Receipt]) -> None:
-            check_sums(schema, sum_moved(receipts, len(schema)), stored.manifest)
-
-        outcome = self._team.close(agreed, receipt, assemble=check, create=lambda _: DONE)
-        if outcome != DONE:
-            again = outcome == AGAIN
-            raise IncompleteError(
-                "ranks hold something else than before, or rank 0 has not told how it ended; resume again",
-                kind="rank-disagrees" if again else "rank-missing",
-                where="ranks" if again else "rank 0",
-            )
+        agree_on_proof(self._team, agreed, receipt, schema, stored)
         return base

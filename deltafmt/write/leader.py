@@ -14,7 +14,6 @@ from deltafmt.errors import DeltafmtError, NotFoundError
 from deltafmt.format.ranks import (
     AGAIN,
     FAILED,
-    HOLDING_BYTES,
     UNKNOWN,
     emit_attempt,
     holding_digest,
@@ -25,8 +24,9 @@ from deltafmt.format.records import Answer, Attempt, Receipt, Verdict
 from deltafmt.format.signing import Verifier, check_signature
 from deltafmt.layout import Layout
 from deltafmt.read.history import History
+from deltafmt.write.calls import UNKNOWN_HOLDING, call_of
 from deltafmt.write.channel import Channel, taken
-from deltafmt.write.commit import conflict, now_ms
+from deltafmt.write.commit import conflict
 from deltafmt.write.cut import Cut
 from deltafmt.write.failure import failure_of, rank_failed, ranks_missing
 from deltafmt.write.ownership import Holding, Ownership, share_out
@@ -35,7 +35,6 @@ from deltafmt.write.receipts import check_receipts
 from deltafmt.write.root import prepare
 
 _NO_ANSWER = {"error": "IncompleteError", "message": "it did not say what it holds"}
-_UNKNOWN_HOLDING = bytes(HOLDING_BYTES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,29 +177,17 @@ class Leader(Ranks):
 
     def _call(self, want: Want, shares: Ownership | None, lineage: bytes) -> Attempt:
         self._round += 1
-        none = np.empty(0, "<u4")
-        known = [self._holdings.get(rank, (_UNKNOWN_HOLDING,))[0] for rank in range(self.world)]
-        call = Attempt(
+        none = np.empty(0)
+        call = call_of(
+            want,
             lineage=lineage,
-            version=want.version,
-            base=None if want.base is None else want.base.manifest.version,
-            base_digest=None if want.base is None else want.base.digest,
-            attempt=secrets.token_bytes(16),
+            cut=None if shares is None or self._shares is None else self._shares.cut,
+            holdings=[self._holdings.get(rank, (UNKNOWN_HOLDING,))[0] for rank in range(self.world)],
+            owner=none if shares is None else shares.owner,
+            holders=none if shares is None else shares.holders,
             job=self._job,
             coordinator=self._coordinator,
-            round=self._round,
-            purpose=want.purpose,
-            writers=self.world,
-            created=now_ms(),
-            data=want.data,
-            beside=want.beside,
-            signed=want.signed,
-            meta=want.meta,
-            schema=None if self._shares is None or shares is None else self._shares.cut.schema_digest,
-            tiling=None if self._shares is None or shares is None else self._shares.cut.tiling_digest,
-            holdings=np.frombuffer(b"".join(known), np.uint8),
-            owner=none if shares is None else shares.owner.astype("<u4"),
-            holders=none if shares is None else shares.holders.astype("<u4"),
+            number=self._round,
         )
         self._channel.call(call, emit_attempt(call))
         self._waiting = call

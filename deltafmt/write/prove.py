@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deltafmt.errors import BaseMismatchError
+from deltafmt.errors import BaseMismatchError, IncompleteError
+from deltafmt.format.ranks import AGAIN, DONE
 from deltafmt.format.records import ChunkTable, ColumnTable, DomainTable, Receipt
 from deltafmt.kernels.digest import Digest, zero
 from deltafmt.read.history import Stored
 from deltafmt.schema import Schema
 from deltafmt.write.detector import Detector
 from deltafmt.write.part import live_digests
-from deltafmt.write.ranks import Agreed
-from deltafmt.write.receipts import moved_table, replica_table
+from deltafmt.write.ranks import Agreed, Team
+from deltafmt.write.receipts import moved_table, replica_table, sum_moved
 from deltafmt.write.source import PlacedBits
-from deltafmt.write.state import Base, summed
+from deltafmt.write.state import Base, check_sums, summed
 
 
 def own_proof(
@@ -46,6 +47,22 @@ def own_proof(
     replicas = live_digests(cut, source, agreed.replicas.tolist(), threads)
     receipt = _receipt(agreed, rank, found, {d: digests[d] for d in agreed.shared} | replicas)
     return receipt, Base(stored=stored, cut=cut, digests=digests)
+
+
+def agree_on_proof(team: Team, agreed: Agreed, receipt: Receipt, schema: Schema, stored: Stored) -> None:
+    """Raise on all ranks unless what they hold adds up to the version, whose schema is given."""
+
+    def check(receipts: list[Receipt]) -> None:
+        check_sums(schema, sum_moved(receipts, len(schema)), stored.manifest)
+
+    outcome = team.close(agreed, receipt, assemble=check, create=lambda _: DONE)
+    if outcome != DONE:
+        again = outcome == AGAIN
+        raise IncompleteError(
+            "ranks hold something else than before, or rank 0 has not told how it ended; resume again",
+            kind="rank-disagrees" if again else "rank-missing",
+            where="ranks" if again else "rank 0",
+        )
 
 
 def _receipt(

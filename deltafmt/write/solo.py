@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from deltafmt.format.ranks import ANCHOR, HOLDING_BYTES, PROVE
-from deltafmt.format.records import Attempt, Receipt
+from deltafmt.format.ranks import ANCHOR, PROVE
+from deltafmt.format.records import Receipt
 from deltafmt.layout import Layout
 from deltafmt.read.history import History, Stored
 from deltafmt.schema import Schema
 from deltafmt.tiling import DOMAIN_ELEMENTS, make_tiling
-from deltafmt.write.commit import now_ms
+from deltafmt.write.calls import UNKNOWN_HOLDING, call_of
 from deltafmt.write.cut import Cut
 from deltafmt.write.ownership import Holding, share_out
 from deltafmt.write.ranks import Agreed, M, Want
@@ -41,9 +40,16 @@ class Solo:
         else:
             lineage = prepare(self._history, cut, want.base, purpose=want.purpose)
             self._cut = cut
-        return Agreed(
-            call=_call(want, cut, lineage), cut=cut, shared=frozenset(), replicas=np.empty(0, np.int64)
+        domains = len(cut)
+        call = call_of(
+            want,
+            lineage=lineage,
+            cut=cut,
+            holdings=[UNKNOWN_HOLDING],
+            owner=np.zeros(domains),
+            holders=np.ones(domains),
         )
+        return Agreed(call=call, cut=cut, shared=frozenset(), replicas=np.empty(0, np.int64))
 
     def refuse(self, _want: Want, _error: Exception) -> None:
         """Nobody is there to be told."""
@@ -100,29 +106,3 @@ class Solo:
             shares = share_out([holding], domain_elements=elements, layouts=self._layouts)
             self._placed = (holding, Cut(shares.schema, shares.tiling))
         return self._placed[1]
-
-
-def _call(want: Want, cut: Cut, lineage: bytes) -> Attempt:
-    domains = len(cut)
-    return Attempt(
-        lineage=lineage,
-        version=want.version,
-        base=None if want.base is None else want.base.manifest.version,
-        base_digest=None if want.base is None else want.base.digest,
-        attempt=secrets.token_bytes(16),
-        job=bytes(HOLDING_BYTES),
-        coordinator=bytes(16),
-        round=0,
-        purpose=want.purpose,
-        writers=1,
-        created=now_ms(),
-        data=want.data,
-        beside=want.beside,
-        signed=want.signed,
-        meta=want.meta,
-        schema=cut.schema_digest,
-        tiling=cut.tiling_digest,
-        holdings=np.zeros(HOLDING_BYTES, np.uint8),
-        owner=np.zeros(domains, "<u4"),
-        holders=np.ones(domains, "<u4"),
-    )
