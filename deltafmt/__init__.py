@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from deltafmt.read.options import ReadOptions
     from deltafmt.read.receiver import Receiver
     from deltafmt.schema import Schema, TensorSpec
+    from deltafmt.shard_builder import ShardBuilder
     from deltafmt.shards import Shards, shards_of
     from deltafmt.tracing import trace_layout
     from deltafmt.write.adamw import AdamWDetector, AdamWReport
@@ -69,6 +70,7 @@ _HOMES = {
     "read.options": ("ReadOptions",),
     "read.receiver": ("Receiver",),
     "schema": ("Schema", "TensorSpec"),
+    "shard_builder": ("ShardBuilder",),
     "shards": ("Shards", "shards_of"),
     "tracing": ("trace_layout",),
     "write.adamw": ("AdamWDetector", "AdamWReport"),
@@ -107,6 +109,7 @@ __all__ = [
     "Receiver",
     "Schema",
     "SchemaError",
+    "ShardBuilder",
     "Shards",
     "SigningKey",
     "SnapshotDetector",

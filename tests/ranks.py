@@ -50,11 +50,15 @@ def writers(root: str, count: int, **settings: Any) -> list[deltafmt.Writer]:
     ]
 
 
-def publish(ranks: Sequence[deltafmt.Writer], parts: Sequence[Tensors], **labels: Any) -> list[Any]:
+def publish(
+    ranks: Sequence[deltafmt.Writer], parts: Sequence[Tensors | deltafmt.Shards], **labels: Any
+) -> list[Any]:
     return together([partial(w.publish, p, **labels) for w, p in zip(ranks, parts, strict=True)])
 
 
-def anchor(ranks: Sequence[deltafmt.Writer], parts: Sequence[Tensors], **labels: Any) -> list[Any]:
+def anchor(
+    ranks: Sequence[deltafmt.Writer], parts: Sequence[Tensors | deltafmt.Shards], **labels: Any
+) -> list[Any]:
     return together([partial(w.publish_anchor, p, **labels) for w, p in zip(ranks, parts, strict=True)])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 import deltafmt
@@ -76,3 +78,30 @@ def test_every_slot_of_a_changed_expert_is_written_and_equal_slots_are_published
     first, second = publish(ranks, [torn, slots(new, 1)])
     assert (first.kind, second.kind) == ("replicas-differ", "rank-failed")
     assert "'e.0'" in str(first)
+
+
+def stacked(rank: int, numbers: Sequence[int], norm: torch.Tensor) -> deltafmt.Shards:
+    """Two experts of four in one local tensor, numbered as the rank takes them, and a norm that all have."""
+    held = {"experts": torch.stack([EXPERTS[f"e.{2 * rank + slot}"] for slot in range(2)]), "norm": norm}
+    return deltafmt.ShardBuilder(held).experts("experts", "e.{}", numbers=numbers).whole("norm").build()
+
+
+def test_stacks_of_experts_need_their_global_numbers() -> None:
+    norm = torch.linspace(0, 1, 8)
+    for error in anchor(writers(new_root(), 2), [stacked(rank, (0, 1), norm) for rank in range(2)]):
+        assert isinstance(error, IncompleteError)
+        assert error.kind == "replicas-differ"
+        assert "'e.0'" in str(error)
+    root = new_root()
+    ranks = writers(root, 2)
+    parts = [stacked(rank, (2 * rank, 2 * rank + 1), norm.clone()) for rank in range(2)]
+    assert anchor(ranks, parts) == [0, 0]
+    assert_same(deltafmt.open(root).read(), {**EXPERTS, "norm": norm})
+    parts[1].tensors["norm"].view(torch.int32)[7] ^= 1
+    for error in publish(ranks, parts):
+        assert isinstance(error, IncompleteError)
+        assert "'norm' (0,) to (8,), ranks 0 and 1" in str(error)
+    parts[0].tensors["norm"].view(torch.int32)[7] ^= 1
+    parts[1].tensors["experts"][1] += 1
+    assert publish(ranks, parts) == [1, 1]
+    assert_same(deltafmt.open(root).read(names=["e.3"]), {"e.3": EXPERTS["e.3"] + 1})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import socket
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,14 @@ def fences(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (GUIDES / page).read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["writer.md", "detectors.md", "receiver.md", "storage.md"])
+@pytest.mark.parametrize("page", ["writer.md", "detectors.md", "receiver.md", "sharded.md", "storage.md"])
 def test_python(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    # As torchrun starts the only rank of a job.
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for key, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(key, str(value))
     names: dict[str, object] = {}
     for number, example in enumerate(fences(page, "python")):
         exec(compile(example, f"{page}, example {number}", "exec"), names)
