@@ -74,6 +74,14 @@ def test_uneven_parts_and_flat_parameters(tmp_path: Path) -> None:
         assert all(report["calls"].keys() <= MESSAGES for report in reports)
 
 
+def test_each_rank_undoes_the_steps_on_its_own_part(tmp_path: Path) -> None:
+    for name, reports in run(tmp_path, 3, "marked", "marked-flat").items():
+        check(tmp_path / "root" / name)
+        for report in reports:
+            assert (report["lost"], report["reads"]) == (0, 0), name
+            assert report["bytes_per_element"] < 0.3
+
+
 def test_the_example_runs_under_torchrun(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     run = subprocess.run(

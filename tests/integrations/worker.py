@@ -31,6 +31,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import deltafmt
 from deltafmt.store import LocalStore, register_protocol
+from deltafmt.tensors import local_part
+from deltafmt.write import marks
 from deltafmt.write.cut import Bits, Piece
 from deltafmt.write.part import PlacedSource
 from tests.integrations.models import Block, Policy, loss_of
@@ -226,6 +228,40 @@ def flat(root: Path, **settings: Any) -> Report:
     return life(root, model, vocabulary=67, given=deltafmt.shards_of, gather=gathered_flat)
 
 
+def marked(root: Path, model: nn.Module, given: Any, gather: Callable[[nn.Module], Full]) -> Report:
+    """Without a copy: each rank undoes the optimizer's steps on its own part."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    detector = deltafmt.AdamWDetector(optimizer, model.named_parameters())
+    writer = deltafmt.Writer(str(root), group=dist.group.WORLD, detector=detector, publish_dtype="bfloat16")
+    module: Any = marks
+    read = module.stored_bits
+
+    reads: list[int] = []
+
+    def counted(*arguments: Any) -> Any:
+        reads.append(arguments[1])
+        return read(*arguments)
+
+    module.stored_bits = counted
+    for version in range(4):
+        if version:
+            train(model, optimizer, 67, version)
+            assert writer.publish(given(model)) == version
+        else:
+            assert writer.publish_anchor(given(model)) == version
+        keep(root, version, {name: tensor.bfloat16() for name, tensor in gather(model).items()})
+    module.stored_bits = read
+    held = sum(local_part(parameter).numel() for parameter in model.parameters())
+    return {"lost": detector.lost, "reads": len(reads), "bytes_per_element": detector.nbytes / held}
+
+
+def marked_flat(root: Path) -> Report:
+    model = FullyShardedDataParallel(
+        policy(67, 10), auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=torch.device("cpu")
+    )
+    return marked(root, model, deltafmt.shards_of, gathered_flat)
+
+
 SCENARIOS: Mapping[str, Callable[[Path], Report]] = {
     "fsdp2": fsdp2,
     "uneven": uneven,
@@ -234,6 +270,8 @@ SCENARIOS: Mapping[str, Callable[[Path], Report]] = {
     "tensor-parallel": tensor_parallel,
     "flat": lambda root: flat(root, use_orig_params=False),
     "flat-originals": lambda root: flat(root, use_orig_params=True),
+    "marked": lambda root: marked(root, shard_all(policy(67, 12)), nn.Module.state_dict, gathered),
+    "marked-flat": marked_flat,
     "flat-whole": lambda root: flat(root, sharding_strategy=ShardingStrategy.NO_SHARD),
 }
 
