@@ -82,6 +82,16 @@ def test_each_rank_undoes_the_steps_on_its_own_part(tmp_path: Path) -> None:
             assert report["bytes_per_element"] < 0.3
 
 
+def test_a_job_goes_on_with_other_ranks_than_before(tmp_path: Path) -> None:
+    for version, world in enumerate((2, 3, 1)):
+        reports = run(tmp_path, world, "restarted")["restarted"]
+        assert [report["version"] for report in reports] == [version] * world
+    root = tmp_path / "root" / "restarted"
+    for version in range(3):
+        assert_same(deltafmt.open(str(root)).read(version), torch.load(f"{root}-{version}.pt"))
+    assert deltafmt.open(str(root)).verify().ok
+
+
 def test_the_example_runs_under_torchrun(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     run = subprocess.run(

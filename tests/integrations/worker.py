@@ -221,6 +221,21 @@ def tensor_parallel(root: Path) -> Report:
     return life(root, shard_all(model, mesh["dp"]), vocabulary=67)
 
 
+def restarted(root: Path) -> Report:
+    """One more version of what a job of any number of ranks has left at the root."""
+    model = shard_all(policy(67, 10))
+    writer = deltafmt.Writer(str(root), group=dist.group.WORLD, options=deltafmt.WriterOptions(threads=1))
+    version = writer.next_version
+    dist.barrier()
+    if version:
+        train(model, torch.optim.AdamW(model.parameters(), lr=1e-3), 67, version)
+        assert writer.publish(model.state_dict()) == version
+    else:
+        writer.publish_anchor(model.state_dict())
+    keep(root, version, gathered(model))
+    return {"version": version}
+
+
 def flat(root: Path, **settings: Any) -> Report:
     model = FullyShardedDataParallel(
         policy(67, 10), auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=torch.device("cpu"), **settings
@@ -268,6 +283,7 @@ SCENARIOS: Mapping[str, Callable[[Path], Report]] = {
     "second-dim": second_dim,
     "hybrid": hybrid,
     "tensor-parallel": tensor_parallel,
+    "restarted": restarted,
     "flat": lambda root: flat(root, use_orig_params=False),
     "flat-originals": lambda root: flat(root, use_orig_params=True),
     "marked": lambda root: marked(root, shard_all(policy(67, 12)), nn.Module.state_dict, gathered),
