@@ -165,15 +165,16 @@ class AdamWDetector(MarkDetector):
             own.watched.accept()
             return
         local, found = own.watched.local, None
-        step = _step(group, state, decoupled=decoupled)
-        moment = local_part(state["exp_avg"])
-        square = local_part(state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"])
-        if taken != 1 or step is None:
+        step = _step(group, state, decoupled=decoupled) if taken == 1 else None
+        if step is None:
             self._lose(own.marks, "a step cannot be undone")
-        elif any(t.dtype is not torch.float32 or not t.is_contiguous() for t in (local, moment, square)):
-            self._lose(own.marks, "the optimizer keeps its moments in another form")
         else:
-            found = self._mark(local, moment, square, step, own.marks.words)
+            moment = local_part(state["exp_avg"])
+            square = local_part(state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"])
+            if any(t.dtype is not torch.float32 or not t.is_contiguous() for t in (local, moment, square)):
+                self._lose(own.marks, "the optimizer keeps its moments in another form")
+            else:
+                found = self._mark(local, moment, square, step, own.marks.words)
         own.watched.accept(found)
 
     def _mark(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -149,6 +150,20 @@ def test_steps_before_the_first_publish_and_after_resuming() -> None:
     run.writer = writer
     run.step()
     run.publish()
+    run.step()
+    run.publish()
+
+
+def test_an_optimizer_state_that_is_loaded_between_steps() -> None:
+    run = Run()
+    empty = copy.deepcopy(run.optimizer.state_dict())
+    for state in (empty, None, empty):
+        for _ in range(2):
+            run.step()
+        kept = copy.deepcopy(run.optimizer.state_dict())
+        run.optimizer.load_state_dict(kept if state is None else copy.deepcopy(state))
+        run.step(without="other")
+        run.publish()
     run.step()
     run.publish()
 
