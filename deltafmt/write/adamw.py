@@ -13,7 +13,8 @@ from deltafmt.kernels.adamw import Step, mark
 from deltafmt.kernels.intrinsics import LANES
 from deltafmt.kernels.marks import Words
 from deltafmt.tensors import local_part
-from deltafmt.write.marks import MarkDetector, Marks
+from deltafmt.write.marked import Marks
+from deltafmt.write.marks import MarkDetector
 from deltafmt.write.options import WriterOptions
 from deltafmt.write.watch import Watched, by_chunks, chunk_of, print_of_chunk, sum_of
 

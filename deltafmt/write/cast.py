@@ -11,7 +11,8 @@ from deltafmt.errors import UnsupportedError
 from deltafmt.kernels.intrinsics import LANES
 from deltafmt.kernels.marks import mark_differing
 from deltafmt.tensors import dtype_name, local_part, numpy_bits, torch_dtype
-from deltafmt.write.marks import MarkDetector, Marks
+from deltafmt.write.marked import Marks
+from deltafmt.write.marks import MarkDetector
 from deltafmt.write.options import WriterOptions
 from deltafmt.write.watch import Watched, by_chunks, chunk_of, print_of, print_of_chunk, sum_of
 

@@ -32,7 +32,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import deltafmt
 from deltafmt.store import LocalStore, register_protocol
 from deltafmt.tensors import local_part
-from deltafmt.write import marks
+from deltafmt.write import marked as delta
 from deltafmt.write.cut import Bits, Piece
 from deltafmt.write.part import PlacedSource
 from tests.integrations.models import Block, Policy, loss_of
@@ -248,7 +248,7 @@ def marked(root: Path, model: nn.Module, given: Any, gather: Callable[[nn.Module
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     detector = deltafmt.AdamWDetector(optimizer, model.named_parameters())
     writer = deltafmt.Writer(str(root), group=dist.group.WORLD, detector=detector, publish_dtype="bfloat16")
-    module: Any = marks
+    module: Any = delta
     read = module.stored_bits
 
     reads: list[int] = []

@@ -11,7 +11,7 @@ from torch import nn
 
 import deltafmt
 from deltafmt.errors import UnsupportedError
-from deltafmt.write import marks
+from deltafmt.write import marked
 from tests.cases.common import assert_same, new_root
 
 OPTIONS = deltafmt.WriterOptions(domain_elements=8192)
@@ -187,7 +187,7 @@ def no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("the base was read from storage")
 
-    monkeypatch.setattr(marks, "stored_bits", refuse)
+    monkeypatch.setattr(marked, "stored_bits", refuse)
 
 
 def test_parameters_that_are_views_of_one_flat_one(monkeypatch: pytest.MonkeyPatch) -> None:
