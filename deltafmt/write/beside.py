@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from deltafmt.errors import NotFoundError
 from deltafmt.format.ranks import ANCHOR, DONE
 from deltafmt.format.records import Receipt
 from deltafmt.read.history import History, Stored
@@ -26,8 +27,8 @@ def add_anchor_beside(
     """Each rank stores its own part whole, and the leading one makes the way.
 
     The bits are those that the detector has kept as the `base`; where it keeps none, those of the live tensors,
-    which hold the version until `publish` returns. In the background they may have moved on: the digests tell,
-    and there is no anchor then. The ranks have proved their replicas equal when they wrote the version.
+    which hold the version until `publish` returns. Behind `publish_async` they are gone: `NotFoundError` on all
+    ranks then. The ranks have proved their replicas equal when they wrote the version.
     """
     version, threads = draft.plan.version, options.workers
     want = Want(
@@ -39,6 +40,15 @@ def add_anchor_beside(
         purpose=ANCHOR,
     )
     kept = None if base is None else detector.source(draft.plan.cut)
+    if kept is None and draft.behind:
+        # Tensors that change while they are read give neither one version's bits nor another's.
+        missing = NotFoundError(
+            "the bits of the version are not in memory any more; Lineage.add_anchor reads them from storage",
+            kind="version-missing",
+            where=f"rank {team.rank}, version {version}",
+        )
+        team.refuse(want, missing)
+        raise missing
     source = draft.source if kept is None else kept
     agreed = team.open(want)
     try:

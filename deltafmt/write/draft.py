@@ -28,6 +28,7 @@ class Draft:
     """What was agreed, what remains to be written, and the bits it is made from.
 
     `results` are detected and encoded while they are taken; `holding` is what this rank told the others.
+    Once `behind`, the tensors may change: `source` must not be read any more.
     """
 
     agreed: Agreed
@@ -35,10 +36,11 @@ class Draft:
     plan: WayPlan
     results: Iterator[DomainResult] | list[DomainResult]
     source: PlacedBits
+    behind: bool = False
 
     def encoded(self) -> Draft:
         """The same with all of its results at hand, so that the tensors may change."""
-        return replace(self, results=list(bounded(self.results)))
+        return replace(self, results=list(bounded(self.results)), behind=True)
 
 
 def plan_of(

@@ -237,6 +237,27 @@ def test_the_tensors_may_change_while_a_version_is_stored_in_the_background() ->
         assert_same(deltafmt.open(root).read(version.result()), expected)
 
 
+def test_no_anchor_is_made_of_tensors_that_may_have_moved_on(caplog: pytest.LogCaptureFixture) -> None:
+    weights = nn.Parameter(torch.randn(9000))
+    detector = deltafmt.AdamWDetector(torch.optim.AdamW([weights]), {"w": weights})
+    root = new_root()
+    options = deltafmt.WriterOptions(anchor_every=1)
+    writer = deltafmt.Writer(root, detector=detector, publish_dtype="bfloat16", options=options)
+    writer.publish_anchor({"w": weights})
+    lineage = deltafmt.open(root)
+    weights.data[0] += 1
+    assert writer.publish({"w": weights}) == 1
+    assert lineage.log()[-1].ways == (0, None)
+    caplog.clear()
+    weights.data[0] += 1
+    pending = writer.publish_async({"w": weights})
+    weights.data += 1
+    assert pending.result() == 2
+    assert lineage.log()[-1].ways == (1,)
+    assert "add_anchor reads them from storage" in caplog.text
+    assert lineage.verify().ok
+
+
 def test_a_closed_detector_has_no_hooks_and_knows_nothing() -> None:
     model = Model()
     optimizer = adamw(model)
