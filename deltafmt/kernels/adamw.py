@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from deltafmt.kernels.intrinsics import LANES, float_of, nonzero, trailing_zeros
+from deltafmt.kernels.intrinsics import LANES, float_of, nonzero, prefetch, trailing_zeros
 
 Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint64]
@@ -20,7 +20,9 @@ Words = npt.NDArray[np.uint64]
 P_BAND, Q_BAND = 4 * 2.0**-23, 8 * 2.0**-23
 """The guard band: shares of the parameter and of the update by which the value before may be off."""
 _LEAST = 2.0**-146
-_BLOCK = 1024
+_BLOCK = 2048
+_PAGE = 1024
+"""Elements of 4 KiB."""
 _MARGIN = 1.001
 """For roundings of the quick bound itself."""
 _I32, _F32 = np.int32, np.float32
@@ -69,8 +71,8 @@ def mark(p: Floats, m: Floats, v: Floats, step: Step, words: Words) -> tuple[int
     slip = (abs(decay - 1) + P_BAND * decay) * _MARGIN
     quick = _F32(reach), _F32(slip), _F32((step.eps / root) ** 2 / _MARGIN)
     exact = _F32(size), _F32(root), _F32(step.eps), _F32(decay)
-    changed, unsure = _mark(p, p.view(_I32), m, v, *quick, *exact, words)
-    return int(changed), int(unsure)
+    changed, safe = _mark(p, p.view(_I32), m, v, *quick, *exact, words)
+    return int(changed), int(safe)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -80,87 +82,83 @@ def _mark(
 ) -> Any:  # fmt: skip
     flag = np.zeros(_BLOCK, np.uint8)
     place = np.empty(_BLOCK, np.int64)
+    # Whole vectors of these are computed on: what lies behind the last flagged element is never used.
     some_p, some_m, some_v = (
-        np.empty(_BLOCK, np.float32),
-        np.empty(_BLOCK, np.float32),
-        np.empty(_BLOCK, np.float32),
+        np.zeros(_BLOCK, np.float32),
+        np.zeros(_BLOCK, np.float32),
+        np.zeros(_BLOCK, np.float32),
     )
-    low, high = np.empty(_BLOCK, np.float32), np.empty(_BLOCK, np.float32)
+    some_bits, moments = some_p.view(_I32), some_m.view(_I32)
     sure, marked = np.empty(_BLOCK, np.uint8), np.empty(_BLOCK, np.uint8)
-    changed = unsure = 0
+    changed = total = np.int64(0)
     for first in range(0, p.size, _BLOCK):
         stop = min(first + _BLOCK, p.size)
         flag[stop - first :] = 0
-        _near(bits[first:stop], m[first:stop], v[first:stop], reach, slip, least, flag)
+        _near(p[first:stop], bits[first:stop], m[first:stop], v[first:stop], reach, slip, least, flag)
         count = 0
         for lane in range(0, stop - first, LANES):
             rest = nonzero(flag, lane)
             while rest:
-                place[count] = lane + np.int64(trailing_zeros(rest))
+                at = lane + np.int64(trailing_zeros(rest))
                 rest &= rest - _ONE
+                place[count] = at
+                some_p[count], some_m[count], some_v[count] = p[first + at], m[first + at], v[first + at]
                 count += 1
+        for page in range(first + _BLOCK, first + 2 * _BLOCK, _PAGE):
+            # What fetches ahead stops at the end of a page.
+            prefetch(p, page)
+            prefetch(m, page)
+            prefetch(v, page)
+        whole = (count + 7) & ~7
+        _compare(some_p[:whole], some_bits, some_m, moments, some_v, size, root, eps, decay, sure, marked)
         for k in range(count):
-            at = first + place[k]
-            some_p[k], some_m[k], some_v[k] = p[at], m[at], v[at]
-        _compare(some_p[:count], some_m, some_v, size, root, eps, decay, low, high, sure, marked)
-        for k in range(count):
-            at = np.uint64(first + place[k])
-            words[at >> np.uint64(6)] |= np.uint64(marked[k]) << (at & np.uint64(63))
+            flag[place[k]] = marked[k]
             changed += sure[k]
-            unsure += marked[k] - sure[k]
-    return changed, unsure
+            total += marked[k]
+        for lane in range(0, stop - first, LANES):
+            words[(first + lane) // LANES] |= nonzero(flag, lane)
+    return changed, total - changed
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
-def _near(bits: Any, m: Any, v: Any, reach: Any, slip: Any, least: Any, flag: Any) -> None:
+@njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+def _near(p: Any, bits: Any, m: Any, v: Any, reach: Any, slip: Any, least: Any, flag: Any) -> None:
     """Flag what may have come over a border between BF16 values, by a bound without division and root.
 
     Not flagged is only what stays: reach |m| / sqrt(v + least) + slip |p| < the way to the nearest border.
+    That is the border between the two BF16 values around p, and at least a quarter of their distance any other.
     """
     for k in range(bits.size):
-        power = float_of(_I32(bits[k] & _I32(0x7F800000)))
-        size = float_of(_I32(bits[k] & _I32(0x7FFFFFFF)))
-        inside = _I32(bits[k] & _I32(0xFFFF))
-        above, below = _I32(abs(_I32(inside - _I32(0x8000)))), _I32(inside + _I32(0x4000))
-        nearest = min(above, below)
-        way = _F32(nearest) * (power * _F32(2.0**-23)) - slip * size - _F32(2.0**-140)
-        # What is infinite or NaN compares as false, and is flagged.
-        way = way if way > _F32(0) else _F32(0)  # noqa: FURB136 (no NaN either)
+        border = float_of(_I32(_I32(bits[k] & _I32(-0x10000)) | _I32(0x8000)))
+        size = abs(p[k])
+        way = abs(p[k] - border) - slip * size
+        other = size * (_F32(2.0**-10) - slip)
+        # NaN, which is less than nothing, stays.
+        way = other if other < way else way
         far = reach * m[k]
-        flag[k] = not (far * far + _F32(2.0**-140) < way * (way * (v[k] + least)))
+        # What is infinite, NaN, or has no way left, compares as false; 2^-140 is for underflow of the squares.
+        flag[k] = not (far * far + _F32(2.0**-140) < way * (abs(way) * (v[k] + least)))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _compare(
-    p: Any, m: Any, v: Any, size: Any, root: Any, eps: Any, decay: Any,
-    low: Any, high: Any, sure: Any, marked: Any,
+    p: Any, bits: Any, m: Any, moments: Any, v: Any, size: Any, root: Any, eps: Any, decay: Any,
+    sure: Any, marked: Any,
 ) -> None:  # fmt: skip
-    """Flags of what has certainly changed, and of what may have; `low` and `high` are scratch."""
+    """Flags of what has certainly changed, and of what may have, by the borders of p's BF16 value."""
     p_band, q_band, least = _F32(P_BAND), _F32(Q_BAND), _F32(_LEAST)
     for k in range(p.size):
         update = size * (m[k] / (np.sqrt(v[k]) * root + eps))
         before = (p[k] + update) * decay
-        largest = max(abs(p[k]), abs(before))
-        band = p_band * largest + q_band * abs(update) + least
-        low[k] = before - band
-        high[k] = before + band
-    bits, moment = p.view(np.uint32), m.view(np.uint32)
-    lows, highs = low.view(np.uint32), high.view(np.uint32)
-    for k in range(p.size):
-        now, below, above = _rounded(bits[k]), _rounded(lows[k]), _rounded(highs[k])
-        finite = _finite(bits[k]) & _finite(lows[k]) & _finite(highs[k])
+        now, then = abs(p[k]), abs(before)
+        band = p_band * (now if now > then else then) + q_band * abs(update) + least
+        magnitude = _I32(bits[k] & _I32(0x7FFFFFFF))
+        # To nearest, ties to even; the borders of zero and of infinity are NaN, which compares as false.
+        odd = _I32(_I32(magnitude >> _I32(16)) & _I32(1))
+        value = _I32(_I32(magnitude + _I32(0x7FFF)) + odd) & _I32(-0x10000)
+        inner, outer = float_of(_I32(value - _I32(0x8000))), float_of(_I32(value + _I32(0x8000)))
+        along = before if bits[k] >= 0 else -before
+        low, high = along - band, along + band
         # A zero that a moment of exactly zero has left alone was that zero.
-        moved = ((bits[k] & np.uint32(0x7FFFFFFF)) | moment[k]) != 0
-        marked[k] = (((now != below) | (now != above)) & moved) | (not finite)
-        sure[k] = (now != below) & (below == above) & moved & finite
-
-
-@njit(nogil=True, cache=True, inline="always")
-def _rounded(bits: Any) -> Any:
-    """The BF16 bits that FP32 bits are rounded to, to nearest, ties to even; not for NaN."""
-    return np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-
-
-@njit(nogil=True, cache=True, inline="always")
-def _finite(bits: Any) -> Any:
-    return (bits & np.uint32(0x7F800000)) != np.uint32(0x7F800000)
+        moved = _I32(magnitude | moments[k]) != 0
+        marked[k] = (not ((low > inner) & (high < outer))) & moved
+        sure[k] = ((high < inner) | (low > outer)) & moved
