@@ -133,7 +133,7 @@ def _near(p: Any, bits: Any, m: Any, v: Any, reach: Any, slip: Any, least: Any, 
         way = abs(p[k] - border) - slip * size
         other = size * (_F32(2.0**-10) - slip)
         # NaN, which is less than nothing, stays.
-        way = other if other < way else way
+        way = min(way, other)
         far = reach * m[k]
         # What is infinite, NaN, or has no way left, compares as false; 2^-140 is for underflow of the squares.
         flag[k] = not (far * far + _F32(2.0**-140) < way * (abs(way) * (v[k] + least)))
@@ -150,7 +150,7 @@ def _compare(
         update = size * (m[k] / (np.sqrt(v[k]) * root + eps))
         before = (p[k] + update) * decay
         now, then = abs(p[k]), abs(before)
-        band = p_band * (now if now > then else then) + q_band * abs(update) + least
+        band = p_band * (max(then, now)) + q_band * abs(update) + least
         magnitude = _I32(bits[k] & _I32(0x7FFFFFFF))
         # To nearest, ties to even; the borders of zero and of infinity are NaN, which compares as false.
         odd = _I32(_I32(magnitude >> _I32(16)) & _I32(1))

@@ -9,12 +9,11 @@ import torch
 
 from deltafmt.errors import UnsupportedError
 from deltafmt.kernels.intrinsics import LANES
-from deltafmt.kernels.marks import mark_differing
-from deltafmt.tensors import dtype_name, local_part, numpy_bits, torch_dtype
+from deltafmt.tensors import dtype_name, local_part, torch_dtype
 from deltafmt.write.marked import Marks
 from deltafmt.write.marks import MarkDetector
 from deltafmt.write.options import WriterOptions
-from deltafmt.write.watch import Watched, by_chunks, chunk_of, print_of, print_of_chunk, sum_of
+from deltafmt.write.watch import Watched, by_chunks, cast_chunk, chunk_of, mark_chunk, sum_of
 
 Named = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 
@@ -44,7 +43,7 @@ class CastDetector(MarkDetector):
     dtype (`publish_dtype` for FP32 ones, as the writer is told) while it steps, and no longer.
 
     Exact for any optimizer that calls its step hooks, over any number of steps. Writes of others are noticed
-    as `AdamWDetector` notices them, and `audit_every` says the same.
+    as `AdamWDetector` notices them; what is compared anyway is summed in passing.
 
     Raises `UnsupportedError` (`detector-unsupported`) where masters and published tensors cannot be paired.
     """
@@ -56,13 +55,9 @@ class CastDetector(MarkDetector):
         *,
         masters: Mapping[str, torch.Tensor] | None = None,
         publish_dtype: str = "bfloat16",
-        audit_every: int = 1,
         threads: int | None = None,
     ) -> None:
         super().__init__()
-        if audit_every < 1:
-            raise ValueError(f"audit_every is at least 1: {audit_every}")
-        self._audit_every, self._turn = audit_every, 0
         self._threads = threads or WriterOptions().workers
         self._dtype = publish_dtype
         named = dict(named_parameters)
@@ -93,7 +88,7 @@ class CastDetector(MarkDetector):
     def settle(self) -> None:
         """Look for writes of others since the last step."""
         for pair in self._pairs:
-            self._audit(pair, thorough=True)
+            self._audit(pair, pair.watched.written(thorough=True, allowed=pair.due))
 
     def _add(self, name: str, tensor: torch.Tensor, master: torch.Tensor | None) -> None:
         local = local_part(tensor)
@@ -107,45 +102,50 @@ class CastDetector(MarkDetector):
         dtype = self._dtype if master is None and local.dtype is torch.float32 else dtype_name(local)
         marks = Marks.of(name, local, dtype=dtype)
         self._marks[len(self._pairs)] = marks
-        self._pairs.append(_Pair(marks=marks, watched=Watched(tensor, self._threads), master=master))
+        watched = Watched(tensor, self._threads, torch_dtype(dtype))
+        self._pairs.append(_Pair(marks=marks, watched=watched, master=master))
 
     def _before(self) -> None:
-        self._turn += 1
-        for number, pair in enumerate(self._pairs):
-            self._audit(pair, thorough=(number + self._turn) % self._audit_every == 0)
+        for pair in self._pairs:
+            # What was written to the copy of a master shows when they are compared, behind the step.
             if pair.master is None:
-                local, dtype = pair.watched.local, torch_dtype(pair.marks.dtype)
-                pair.old = local.to(dtype) if local.dtype is not dtype else local.clone()
+                pair.old, found = self._held(pair.watched.local, pair.marks.dtype)
+                self._audit(pair, pair.watched.written(thorough=True, found=found))
 
     def _after(self) -> None:
         for pair in self._pairs:
             local = pair.watched.local
-            if pair.master is not None:
-                before, pair.due = self._mark(local, local_part(pair.master), pair.marks)
-                why = pair.watched.written(thorough=True, found=before)
-                if why is not None:
-                    # Too late: the old bits are gone.
-                    self._lose(pair.marks, why)
+            if pair.master is None:
+                assert pair.old is not None
+                _, found = self._mark(pair.old, local, pair.marks)
+                pair.watched.accept(found)
+                pair.old = None
                 continue
-            assert pair.old is not None
-            same = local.dtype is pair.old.dtype
-            _, after = self._mark(pair.old, local, pair.marks)
-            pair.old = None
-            pair.watched.accept(after if same else print_of(local, self._threads))
+            found, due = self._mark(local, local_part(pair.master), pair.marks)
+            self._audit(pair, pair.watched.written(thorough=True, found=found, allowed=pair.due))
+            pair.due = due
 
-    def _audit(self, pair: _Pair, *, thorough: bool) -> None:
-        why = pair.watched.written(thorough=thorough, allowed=pair.due)
+    def _audit(self, pair: _Pair, why: str | None) -> None:
         if why is not None:
             pair.marks.tensor = pair.watched.local
             self._lose(pair.marks, why)
 
-    def _mark(self, old: torch.Tensor, master: torch.Tensor, into: Marks) -> tuple[int, int]:
-        """Mark where the cast of the master differs; returns the fingerprints of old bits and cast."""
+    def _held(self, local: torch.Tensor, dtype: str) -> tuple[torch.Tensor, int]:
+        """A tensor's published bits, in memory of their own, and their fingerprint."""
+        held = torch.empty(local.shape, dtype=torch_dtype(dtype))
+        flat = held.reshape(-1)
+
+        def work(chunk: slice) -> int:
+            return cast_chunk(chunk_of(local, chunk), flat[chunk], chunk)
+
+        return held, sum_of(by_chunks(local.numel(), self._threads, work))
+
+    def _mark(self, old: torch.Tensor, new: torch.Tensor, into: Marks) -> tuple[int, int]:
+        """Mark where the cast of `new` differs; returns the fingerprints of old bits and cast."""
 
         def work(chunk: slice) -> tuple[int, int]:
-            cast, bits = numpy_bits(chunk_of(master, chunk).to(old.dtype)), numpy_bits(chunk_of(old, chunk))
-            mark_differing(bits, cast, into.words[chunk.start // LANES : chunk.stop // LANES])
-            return print_of_chunk(bits, chunk), print_of_chunk(cast, chunk)
+            words = into.words[chunk.start // LANES : chunk.stop // LANES]
+            return mark_chunk(chunk_of(old, chunk), chunk_of(new, chunk), words, chunk)
 
         found = list(by_chunks(old.numel(), self._threads, work))
         return sum_of(before for before, _ in found), sum_of(after for _, after in found)

@@ -7,12 +7,16 @@ from typing import TypeVar
 
 import torch
 
+from deltafmt.kernels.cast import mark_overwritten, narrow
 from deltafmt.kernels.fingerprint import fingerprint
+from deltafmt.kernels.marks import Words, mark_differing
 from deltafmt.tensors import local_part, numpy_bits
 from deltafmt.write.cut import Bits
 from deltafmt.write.pack import in_order
 
 R = TypeVar("R")
+
+_NARROWING = (torch.float32, torch.bfloat16)
 
 CHUNK = 1 << 18
 """Elements that hooks work on at a time: what one pass has read is in the cache for the next."""
@@ -33,11 +37,30 @@ def print_of_chunk(bits: Bits, chunk: slice) -> int:
     return fingerprint(bits, chunk.start)
 
 
-def print_of(tensor: torch.Tensor, threads: int) -> int:
-    """Fingerprint of a contiguous tensor's bits."""
+def cast_chunk(part: torch.Tensor, into: torch.Tensor, chunk: slice) -> int:
+    """Cast a chunk into memory of its own; returns what the cast adds to the fingerprint of its tensor."""
+    if (part.dtype, into.dtype) == _NARROWING:
+        return narrow(part.numpy(), numpy_bits(into), chunk.start)
+    return print_of_chunk(numpy_bits(into.copy_(part)), chunk)
+
+
+def mark_chunk(old: torch.Tensor, new: torch.Tensor, words: Words, chunk: slice) -> tuple[int, int]:
+    """Mark where the cast of `new` differs from `old`; returns what old bits and cast add to fingerprints."""
+    if (new.dtype, old.dtype) == _NARROWING:
+        return mark_overwritten(numpy_bits(old), new.numpy(), words, chunk.start)
+    bits, cast = numpy_bits(old), numpy_bits(new.to(old.dtype))
+    mark_differing(bits, cast, words)
+    return print_of_chunk(bits, chunk), print_of_chunk(cast, chunk)
+
+
+def print_of(tensor: torch.Tensor, threads: int, dtype: torch.dtype) -> int:
+    """Fingerprint of a contiguous tensor's bits in a dtype."""
 
     def work(chunk: slice) -> int:
-        return print_of_chunk(numpy_bits(chunk_of(tensor, chunk)), chunk)
+        part = chunk_of(tensor, chunk)
+        if part.dtype is dtype:
+            return print_of_chunk(numpy_bits(part), chunk)
+        return cast_chunk(part, torch.empty(part.shape, dtype=dtype), chunk)
 
     return sum_of(by_chunks(tensor.numel(), threads, work))
 
@@ -48,10 +71,10 @@ def sum_of(prints: Iterable[int]) -> int:
 
 
 class Watched:
-    """One tensor, or a distributed tensor's local part, with what it looked like last."""
+    """One tensor, or a distributed tensor's local part, with what it looked like last: in the dtype given."""
 
-    def __init__(self, tensor: torch.Tensor, threads: int) -> None:
-        self._tensor, self._threads = tensor, threads
+    def __init__(self, tensor: torch.Tensor, threads: int, dtype: torch.dtype | None = None) -> None:
+        self._tensor, self._threads, self._dtype = tensor, threads, dtype or tensor.dtype
         self.accept()
 
     @property
@@ -63,7 +86,7 @@ class Watched:
         """What is there now is right; its fingerprint, if that is known already."""
         local = self.local
         self._address, self._version = local.data_ptr(), local._version
-        self.print = print_of(local, self._threads) if found is None else found
+        self.print = print_of(local, self._threads, self._dtype) if found is None else found
 
     def written(self, *, thorough: bool, allowed: int | None = None, found: int | None = None) -> str | None:
         """How it was written to since it was accepted, which it then is again; None if it was not.
@@ -76,7 +99,7 @@ class Watched:
         moved, counted = local.data_ptr() != self._address, local._version != self._version
         if not (moved or counted or thorough):
             return None
-        found = print_of(local, self._threads) if found is None else found
+        found = print_of(local, self._threads, self._dtype) if found is None else found
         fine = found in (self.print, allowed)
         self.accept(found)
         if moved:

@@ -96,8 +96,11 @@ class _Trainer:
 
     def watched(self, kind: str, options: argparse.Namespace) -> Any:
         published = {"w": self.parameter if self.copy is None else self.copy}
-        make: Any = deltafmt.AdamWDetector if kind == "adamw" else deltafmt.CastDetector
-        return make(self.optimizer, published, threads=options.threads, audit_every=options.audit_every)
+        if kind == "adamw":
+            return deltafmt.AdamWDetector(
+                self.optimizer, published, threads=options.threads, audit_every=options.audit_every
+            )
+        return deltafmt.CastDetector(self.optimizer, published, threads=options.threads)
 
 
 def _marking(elements: int, lr: float) -> float:
