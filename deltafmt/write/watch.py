@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 _NARROWING = (torch.float32, torch.bfloat16)
 
-CHUNK = 1 << 18
+CHUNK = 1 << 20
 """Elements that hooks work on at a time: what one pass has read is in the cache for the next."""
 
 
