@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from deltafmt.cli.arguments import Verbs, add_url, add_verb, open_lineage
-from deltafmt.cli.failures import FINE
+from deltafmt.cli.failures import DAMAGE, FINE
 from deltafmt.cli.output import Output, bytes_text, table
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     out.give(result, _render)
     if not options.apply and plan.removals:
         out.note("nothing was removed: this was a dry run; --apply removes")
-    return FINE
+    return DAMAGE if plan.damaged else FINE
 
 
 def _result(plan: GcPlan, *, names: bool) -> dict[str, Any]:
@@ -84,6 +84,7 @@ def _result(plan: GcPlan, *, names: bool) -> dict[str, Any]:
         "floor_before": plan.floor_before,
         "oldest": plan.oldest,
         "blocked": plan.blocked,
+        "damaged": [{"object": found.key, "problem": found.why} for found in plan.damaged],
         "leases": [
             {"lease": lease.reader, "start": lease.start, "seconds_left": round(lease.seconds_left)}
             for lease in plan.leases
@@ -117,6 +118,9 @@ def _render(data: dict[str, Any]) -> Iterator[str]:
         yield f"{_versions(first, last)} {verb}"
     if data["blocked"]:
         yield f"note: {data['blocked']}"
+    if data["damaged"]:
+        yield "damaged, so that all that they may name stays (`deltafmt verify` says what depends on them):"
+        yield from (f"  {found['object']}: {found['problem']}" for found in data["damaged"])
     if data["oldest"] < data["floor"]:
         yield f"readers at work hold back the objects from version {data['oldest']} on:"
         for lease in data["leases"]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from deltafmt.errors import ChecksumError, CommitConflictError, NotFoundError, StoreError
+from deltafmt.errors import ChecksumError, CommitConflictError, FormatError, NotFoundError, StoreError
 from deltafmt.format.records import Manifest, Receipt
 from deltafmt.read.history import History, Stored
 from deltafmt.store import Store
@@ -18,13 +18,26 @@ from deltafmt.write.way import WayPlan, manifest_of, write_shard
 
 
 def existing_way(history: History, version: int, base: int | None) -> Manifest | None:
-    """The way from `base` (None: from nothing) that leads to the version already."""
+    """The way from `base` (None: from nothing) that leads to the version already.
+
+    Raises `FormatError` where something else stands in its place, which is never overwritten.
+    """
     first = history.first_way(version).manifest
     if first.base == base and first.data:
         return first
     if base not in history.further_bases(version):
         return None
-    return history.further_way(version, base).manifest
+    try:
+        return history.further_way(version, base).manifest
+    except FormatError as error:
+        raise type(error)(
+            f"what stands in the place of this way is none: {error.message}; no reader takes it; remove it by "
+            "the storage's own means, then add the way again",
+            kind=error.kind,
+            where=error.where,
+            expected=error.expected,
+            found=error.found,
+        ) from error
 
 
 def further_plan(

@@ -37,6 +37,8 @@ Way = tuple[int, int | None]
 """(version, base); base None for an anchor."""
 Attempts = Mapping[bytes, list[Entry]]
 """Shards by the attempt that wrote them."""
+Damaged = dict[str, "Unreadable"]
+"""Manifests that cannot be read, by their keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,14 @@ class Removal:
     key: str
     size: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """A manifest that is damaged, so that whatever it may name has to stay."""
+
+    key: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,24 +80,25 @@ class Bounds:
         return version < self.oldest or (base is not None and base < self.oldest)
 
 
-def find_garbage(store: Store, bounds: Bounds) -> Iterator[Removal]:
+def find_garbage(store: Store, bounds: Bounds, damaged: Damaged) -> Iterator[Removal]:
     """All that can go except leases, in an order in which no version that is listed ever lacks anything.
 
-    Objects whose names are none of the format's are never among it.
+    Objects whose names are none of the format's are never among it. `damaged` gathers manifests met that
+    cannot be read.
     """
     # Ways before their shards: a way that is seen had all of its shards by then.
     ways = {way: entry for entry in store.entries(keys.WAYS) if (way := keys.way_of(entry.key)) is not None}
     further, first = _shards(store, keys.WAYS_DATA), _shards(store, keys.DATA)
-    gone = {way for way in ways if bounds.drops(*way) or _is_bare(store, way, further)}
+    gone = {way for way in ways if bounds.drops(*way) or _is_bare(store, way, further, damaged)}
     yield from (_removal(ways[way], WAY) for way in sorted(gone, key=lambda way: ways[way].key))
     yield from _versions(store, bounds)
-    yield from _first_shards(store, bounds, first)
-    yield from _further_shards(store, bounds, further, ways.keys() - gone)
+    yield from _first_shards(store, bounds, first, damaged)
+    yield from _further_shards(store, bounds, further, ways.keys() - gone, damaged)
     for entry in store.entries(keys.ATTEMPTS):
         number = keys.attempt_of(entry.key)
         if number is not None and number <= bounds.newest and bounds.aged(entry):
             yield _removal(entry, ATTEMPT)
-    yield from unreferenced(store, bounds)
+    yield from unreferenced(store, bounds, damaged)
     for entry in store.entries(keys.FLOORS):
         number = keys.floor_of(entry.key)
         if number is not None and number < bounds.floor:
@@ -97,11 +108,14 @@ def find_garbage(store: Store, bounds: Bounds) -> Iterator[Removal]:
     yield from (_removal(entry, REMNANT) for entry in store.remnants() if bounds.aged(entry))
 
 
-def read_manifest(store: Store, key: str, *, way: bool) -> Manifest | None:
-    """A manifest; None if it is gone or damaged."""
+def read_manifest(store: Store, key: str, damaged: Damaged, *, way: bool) -> Manifest | None:
+    """A manifest; None if it is gone, or is damaged, which is then noted."""
     try:
         return parse_manifest(store.read(key), way=way, where=key)
-    except (NotFoundError, FormatError):
+    except NotFoundError:
+        return None
+    except FormatError as error:
+        damaged[key] = Unreadable(key=key, why=str(error))
         return None
 
 
@@ -119,11 +133,11 @@ def _shards(store: Store, folder: str) -> dict[Way, dict[bytes, list[Entry]]]:
     return found
 
 
-def _is_bare(store: Store, way: Way, further: Mapping[Way, Attempts]) -> bool:
+def _is_bare(store: Store, way: Way, further: Mapping[Way, Attempts], damaged: Damaged) -> bool:
     """Whether a way has lost its shards: somebody died between taking them away and taking it back."""
     if way in further:
         return False
-    manifest = read_manifest(store, keys.way_key(*way), way=True)
+    manifest = read_manifest(store, keys.way_key(*way), damaged, way=True)
     return manifest is not None and bool(manifest.shard_keys)
 
 
@@ -135,14 +149,16 @@ def _versions(store: Store, bounds: Bounds) -> Iterator[Removal]:
             yield _removal(entry, VERSION)
 
 
-def _first_shards(store: Store, bounds: Bounds, first: Mapping[Way, Attempts]) -> Iterator[Removal]:
+def _first_shards(
+    store: Store, bounds: Bounds, first: Mapping[Way, Attempts], damaged: Damaged
+) -> Iterator[Removal]:
     for (version, _), attempts in sorted(first.items()):
         if version < bounds.oldest:
             yield from _all_of(attempts, SHARD)
         elif version == bounds.oldest or (
             version <= bounds.newest and _is_suspect(version, attempts, bounds)
         ):
-            manifest = read_manifest(store, keys.version_key(version), way=False)
+            manifest = read_manifest(store, keys.version_key(version), damaged, way=False)
             if manifest is None:
                 continue
             others = {attempt: shards for attempt, shards in attempts.items() if attempt != manifest.attempt}
@@ -160,7 +176,7 @@ def _is_suspect(version: int, attempts: Attempts, bounds: Bounds) -> bool:
 
 
 def _further_shards(
-    store: Store, bounds: Bounds, further: Mapping[Way, Attempts], ways: Iterable[Way]
+    store: Store, bounds: Bounds, further: Mapping[Way, Attempts], ways: Iterable[Way], damaged: Damaged
 ) -> Iterator[Removal]:
     standing = set(ways)
     for way, attempts in sorted(
@@ -173,7 +189,7 @@ def _further_shards(
         elif way not in standing:
             yield from _aged(bounds, attempts)
         elif len(attempts) > 1:
-            manifest = read_manifest(store, keys.way_key(*way), way=True)
+            manifest = read_manifest(store, keys.way_key(*way), damaged, way=True)
             if manifest is not None:
                 yield from _aged(bounds, {a: s for a, s in attempts.items() if a != manifest.attempt})
 
@@ -189,39 +205,35 @@ def _aged(bounds: Bounds, attempts: Attempts) -> Iterator[Removal]:
     yield from _all_of(old, ORPHAN)
 
 
-def unreferenced(store: Store, bounds: Bounds) -> Iterator[Removal]:
+def unreferenced(store: Store, bounds: Bounds, damaged: Damaged) -> Iterator[Removal]:
     """Contents that nothing names. Manifests are read only until none is left: most often that is one."""
     folders = (keys.SCHEMAS, keys.TILINGS, keys.FILES)
     found = (entry for folder in folders for entry in store.entries(folder) if keys.is_content(entry.key))
     left = {entry.key: entry for entry in found if bounds.aged(entry)}
-    named = _named(store, bounds)
-    try:
-        while left and (key := next(named, None)) is not None:
-            left.pop(key, None)
-    except FormatError:
-        # A manifest that cannot be read may name anything.
+    named = _named(store, bounds, damaged)
+    while left and (key := next(named, None)) is not None:
+        left.pop(key, None)
+    if damaged:
+        # They may name anything.
         return
     yield from (_removal(entry, UNREFERENCED) for entry in left.values())
 
 
-def _named(store: Store, bounds: Bounds) -> Iterator[str]:
+def _named(store: Store, bounds: Bounds, damaged: Damaged) -> Iterator[str]:
     """Keys of the contents that the descriptor and the versions and ways kept name, the newest first."""
     yield keys.schema_key(parse_lineage(store.read(keys.LINEAGE), where=keys.LINEAGE).schema)
     for key in reversed([entry.key for entry in store.entries(keys.VERSIONS)]):
         version = keys.version_of(key)
         if version is not None and not bounds.drops(version, None):
-            yield from _contents(store, key, way=False)
+            yield from _contents(read_manifest(store, key, damaged, way=False))
     for entry in store.entries(keys.WAYS):
         way = keys.way_of(entry.key)
         if way is not None and not bounds.drops(*way):
-            yield from _contents(store, entry.key, way=True)
+            yield from _contents(read_manifest(store, entry.key, damaged, way=True))
 
 
-def _contents(store: Store, key: str, *, way: bool) -> Iterator[str]:
-    try:
-        manifest = parse_manifest(store.read(key), way=way, where=key)
-    except NotFoundError:
-        return
-    yield keys.schema_key(manifest.schema)
-    yield keys.tiling_key(manifest.tiling)
-    yield from (keys.file_key(digest) for digest, _ in manifest.files.values())
+def _contents(manifest: Manifest | None) -> Iterator[str]:
+    if manifest is not None:
+        yield keys.schema_key(manifest.schema)
+        yield keys.tiling_key(manifest.tiling)
+        yield from (keys.file_key(digest) for digest, _ in manifest.files.values())

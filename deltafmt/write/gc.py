@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from deltafmt.errors import FormatError, NotFoundError, StoreError, UnsupportedError, VersionGoneError
 from deltafmt.format import keys
-from deltafmt.format.constants import MAX_LEASE_SECONDS
-from deltafmt.format.objects import emit_floor, parse_lease
+from deltafmt.format.objects import emit_floor
 from deltafmt.format.records import FloorRecord
 from deltafmt.read.history import History
 from deltafmt.store import AlreadyExists, Entry, Store
@@ -24,24 +23,16 @@ from deltafmt.write.garbage import (
     REMNANT,
     UNREFERENCED,
     Bounds,
+    Damaged,
     Removal,
+    Unreadable,
     find_garbage,
     read_manifest,
     unreferenced,
 )
+from deltafmt.write.leases import LiveLease, leases_of
 
 _BATCH = 200
-_ROUNDING_SECONDS = 2.0
-"""Times of objects are whole seconds on some storage."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveLease:
-    """A reader at work: the oldest version that it needs, and how long its lease still holds."""
-
-    reader: str
-    start: int
-    seconds_left: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +41,7 @@ class GcPlan:
 
     Versions `floor` to `newest` are listed afterwards. `oldest` is below `floor` where a lease, or work that
     it may need, holds older ones back. `blocked` says why the floor is lower than asked for, if it is.
+    `damaged` are manifests that cannot be read: what they may name stays.
     """
 
     newest: int | None
@@ -59,6 +51,7 @@ class GcPlan:
     leases: tuple[LiveLease, ...]
     removals: tuple[Removal, ...]
     blocked: str | None
+    damaged: tuple[Unreadable, ...]
     applied: bool
 
     @property
@@ -116,6 +109,7 @@ def _collect(
             leases=(),
             removals=(),
             blocked=None,
+            damaged=(),
             applied=False,
         )
     floor, blocked = _new_floor(history, before, newest, keep_last)
@@ -124,13 +118,14 @@ def _collect(
         with suppress(AlreadyExists):
             store.put_if_absent(keys.floor_key(floor), emit_floor(record))
     now = time.time() if dry_run else _storage_time(store)
-    live, dead = _leases(store, lineage, now)
+    live, dead = leases_of(store, lineage, now)
     oldest = _oldest(history, floor, live)
     bounds = Bounds(oldest=oldest, newest=newest, floor=floor, now=now, grace_seconds=grace_seconds)
     leases = [Removal(key=entry.key, size=entry.size, reason=LEASE) for entry in dead]
-    removals = (*find_garbage(store, bounds), *leases)
+    damaged: Damaged = {}
+    removals = (*find_garbage(store, bounds, damaged), *leases)
     if not dry_run:
-        _remove(store, bounds, removals, progress)
+        _remove(store, bounds, removals, damaged, progress)
     return GcPlan(
         newest=newest,
         floor=floor,
@@ -139,6 +134,7 @@ def _collect(
         leases=tuple(live),
         removals=removals,
         blocked=blocked,
+        damaged=tuple(damaged.values()),
         applied=not dry_run,
     )
 
@@ -186,29 +182,6 @@ def _storage_time(store: Store) -> float:
     raise StoreError("an object that was just written is not listed", kind="store-failed", where=key)
 
 
-def _leases(store: Store, lineage: bytes, now: float) -> tuple[list[LiveLease], list[Entry]]:
-    """Leases that hold, and the objects of those that do not."""
-    live, dead = [], []
-    for entry in store.entries(keys.LEASES):
-        if keys.lease_of(entry.key) is None:
-            continue
-        try:
-            record = parse_lease(store.read(entry.key), where=entry.key)
-        except NotFoundError:
-            continue
-        except FormatError:
-            # Whoever wrote it may need anything, but not for longer than any lease holds.
-            start, seconds = 0, MAX_LEASE_SECONDS
-        else:
-            start, seconds = record.start, record.seconds if record.lineage == lineage else 0
-        left = entry.modified + seconds + _ROUNDING_SECONDS - now
-        if left > 0:
-            live.append(LiveLease(reader=entry.key, start=start, seconds_left=left))
-        else:
-            dead.append(entry)
-    return live, dead
-
-
 def _oldest(history: History, floor: int, leases: Iterable[LiveLease]) -> int:
     """The oldest version that must stay: the floor, or what a lease starts from and the anchor below that."""
     start = min((lease.start for lease in leases), default=floor)
@@ -226,38 +199,39 @@ def _remove(
     store: Store,
     bounds: Bounds,
     removals: tuple[Removal, ...],
+    damaged: Damaged,
     progress: Callable[[int, int], None] | None,
 ) -> None:
     done = 0
     for reason, group in itertools.groupby(removals, key=lambda removal: removal.reason):
         for batch in _batches(group):
-            _remove_batch(store, bounds, reason, batch)
+            _remove_batch(store, bounds, reason, batch, damaged)
             done += len(batch)
             if progress is not None:
                 progress(done, len(removals))
 
 
-def _remove_batch(store: Store, bounds: Bounds, reason: str, batch: list[Removal]) -> None:
+def _remove_batch(store: Store, bounds: Bounds, reason: str, batch: list[Removal], damaged: Damaged) -> None:
     names = [removal.key for removal in batch]
     if reason == REMNANT:
         store.discard(Entry(removal.key, removal.size, bounds.now) for removal in batch)
         return
     if reason == UNREFERENCED:
         # A version that was published meanwhile may name what nothing named before.
-        still = {removal.key for removal in unreferenced(store, bounds)}
+        still = {removal.key for removal in unreferenced(store, bounds, damaged)}
         names = [name for name in names if name in still]
     store.delete(names)
     if reason == ORPHAN:
-        _withdraw_ways(store, names)
+        _withdraw_ways(store, names, damaged)
 
 
-def _withdraw_ways(store: Store, shards: Iterable[str]) -> None:
+def _withdraw_ways(store: Store, shards: Iterable[str], damaged: Damaged) -> None:
     """Take back the ways that came to exist while their shards were taken for orphans."""
     for name in {keys.shard_of(shard) for shard in shards}:
         if name is None or not name.further:
             continue
         key = keys.way_key(name.version, name.base)
-        manifest = read_manifest(store, key, way=True)
+        manifest = read_manifest(store, key, damaged, way=True)
         if manifest is not None and manifest.attempt == name.attempt:
             store.delete([key])
 

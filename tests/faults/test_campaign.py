@@ -28,6 +28,12 @@ def test_processes_that_are_killed() -> None:
     assert tally.kills == 12
 
 
+def test_processes_that_are_killed_while_they_talk_to_s3() -> None:
+    tally = Tally()
+    finished(tally, kills.on_s3(tally, seed=1, kills=6))
+    assert tally.kills == 6
+
+
 @pytest.mark.skipif(not space.possible(), reason="a small disk needs Linux, root and mount")
 def test_a_disk_that_fills_up() -> None:
     tally = Tally()

@@ -87,3 +87,12 @@ def test_usage(root: Path, capsys: pytest.CaptureFixture[str], arguments: list[s
 
 def test_no_lineage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_json(capsys, "gc", tmp_path, "--keep-last", 1, code=2)["kind"] == "lineage-missing"
+
+
+def test_damage_is_told(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = root / "versions" / f"{2:020d}.dfm"
+    manifest.write_bytes(manifest.read_bytes()[:-1] + b"?")
+    plan = run_json(capsys, "gc", root, "--keep-last", 2, code=1)
+    assert [found["object"] for found in plan["damaged"]] == [f"versions/{2:020d}.dfm"]
+    assert main(["gc", str(root), "--keep-last", "2"]) == 1
+    assert "damaged, so that all that they may name stays" in capsys.readouterr().out

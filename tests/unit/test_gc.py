@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 import torch
 
 import deltafmt
-from deltafmt.errors import CommitConflictError, NotFoundError, VersionGoneError
+from deltafmt.errors import CommitConflictError, FormatError, NotFoundError, VersionGoneError
 from deltafmt.format import keys
 from deltafmt.format.objects import emit_lease
 from deltafmt.format.records import LeaseRecord
@@ -145,6 +146,21 @@ def test_a_lease_that_cannot_be_read_holds_everything_for_a_day(store: MemorySto
     assert key not in store.objects
 
 
+def test_leases_are_read_side_by_side(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every reader waits for another one: one after the other, they would wait for ever."""
+    for start in range(4, 8):
+        put_lease(store, start)
+    together, read = Barrier(2, timeout=20), store.read_all
+
+    def slowly(key: str) -> bytes:
+        if key.startswith("leases/"):
+            together.wait()
+        return read(key)
+
+    monkeypatch.setattr(store, "read_all", slowly)
+    assert [lease.start for lease in collected(store, keep_last=1).leases] == [4, 5, 6, 7]
+
+
 def test_the_clock_is_the_storages(store: MemoryStore) -> None:
     """A collector whose own clock is days off takes nothing too early."""
     store.clock = lambda: 1_000_000.0
@@ -229,6 +245,41 @@ def test_contents_go_with_the_last_version_that_names_them() -> None:
     assert plan.counts == {"version": 2, "shard": 1, "unreferenced": 2}
     assert opened(store).files(3) == {"config.json": b"second"}
     assert opened(store).verify().ok
+
+
+def test_a_damaged_manifest_is_named_and_what_it_may_name_stays() -> None:
+    course = past(1)
+    course.anchor(files={"config.json": b"first"})
+    course.publish()
+    del course.tensors["b"]
+    course.anchor()
+    store = store_of(course)
+    for key in store.objects:
+        age(store, key)
+    contents = {key for key in store.objects if key.startswith(("schemas/", "tilings/", "files/"))}
+    broken = keys.version_key(2)
+    store.objects[broken] = store.objects[broken][:-1] + b"?"
+    stray = keys.schema_key(b"s" * 32)
+    store.put(stray, b"1")
+    age(store, stray)
+    plan = collected(store, keep_last=3)
+    assert [found.key for found in plan.damaged] == [broken]
+    assert broken in plan.damaged[0].why
+    assert contents | {stray, broken} <= store.objects.keys()
+    assert opened(store).files(1) == {"config.json": b"first"}
+
+
+def test_what_stands_in_the_place_of_a_way_is_not_overwritten(course: Course, store: MemoryStore) -> None:
+    key = keys.way_key(8, None)
+    store.put(key, b"anything")
+    for _ in range(2):
+        with pytest.raises(FormatError, match="in the place of this way") as caught:
+            opened(store).add_anchor(8)
+        assert (caught.value.kind, caught.value.where) == ("truncated", key)
+        assert_listed_are_readable(store, course.versions)
+    store.delete([key])
+    opened(store).add_anchor(8)
+    assert collected(store, keep_last=2).floor == 8
 
 
 def test_a_content_put_again_is_new(course: Course, store: MemoryStore) -> None:
@@ -316,7 +367,15 @@ def test_an_empty_lineage_and_bad_requests(tmp_path: Path) -> None:
     lineage = deltafmt.create(str(tmp_path), deltafmt.Schema.of({"w": torch.ones(3)}))
     plan = lineage.gc(keep_last=1, grace_seconds=0, dry_run=False)
     assert plan == GcPlan(
-        newest=None, floor=0, floor_before=0, oldest=0, leases=(), removals=(), blocked=None, applied=False
+        newest=None,
+        floor=0,
+        floor_before=0,
+        oldest=0,
+        leases=(),
+        removals=(),
+        blocked=None,
+        damaged=(),
+        applied=False,
     )
     with pytest.raises(ValueError, match="keep_last"):
         lineage.gc(keep_last=0, grace_seconds=0)

@@ -1,4 +1,4 @@
-"""Real processes, killed by SIGKILL at random times, on a local root.
+"""Real processes, killed by SIGKILL at random times, on a local root or on a real S3 server.
 
 Writers publish, janitors squash, add anchors and collect garbage, receivers follow; each says what it is about to do and
 what was acknowledged. Time and again one is killed and a new one takes its place. What a version must hold
@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -36,40 +36,83 @@ _ROLES = ("writer", "writer", "receiver", "janitor")
 """Which role the next victim has, by chance."""
 
 
-def campaign(tally: Tally, *, seed: int, kills: int) -> Iterator[Tally]:
-    """Kill so many processes; yields after each."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where it happens: a folder for announcements, and the root with what opens it."""
+
+    folder: Path
+    root: str
+    storage_options: dict[str, Any]
+    longest: float
+    """Seconds that a process works at most before it is killed."""
+
+    def open(self) -> Any:
+        return deltafmt.open(self.root, storage_options=self.storage_options)
+
+    def writer(self, options: deltafmt.WriterOptions) -> deltafmt.Writer:
+        return deltafmt.Writer(self.root, storage_options=self.storage_options, options=options)
+
+
+def on_s3(tally: Tally, *, seed: int, kills: int) -> Iterator[Tally]:
+    """The same on SeaweedFS."""
+    try:
+        from deltafmt.testing.servers import SeaweedServer
+    except ImportError:
+        tally.notes.append("the test extra is not installed: this part did not run")
+        return
+    with SeaweedServer() as server:
+        yield from campaign(
+            tally, seed=seed, kills=kills, root=server.url(), storage_options=server.storage_options
+        )
+
+
+def campaign(
+    tally: Tally,
+    *,
+    seed: int,
+    kills: int,
+    root: str | None = None,
+    storage_options: dict[str, Any] | None = None,
+) -> Iterator[Tally]:
+    """Kill so many processes at work on a new root (default: a local one); yields after each."""
     context = multiprocessing.get_context("forkserver")
     # Children start in milliseconds, from a process that has loaded and compiled everything.
-    context.set_forkserver_preload(["tools.faults.kills", "tools.faults.warm"])
+    context.set_forkserver_preload(["tools.faults.kills", "tools.faults.warm", "s3fs"])
     folder = Path(tempfile.mkdtemp(prefix="deltafmt-faults-"))
+    place = Place(
+        folder=folder,
+        root=root or str(folder / "run"),
+        storage_options=storage_options or {},
+        longest=1.5 if root else 0.4,
+    )
     dice = random.Random(seed)
     try:
-        world = _Announced(folder, seed)
+        world = _Announced(place, seed)
         while tally.kills < kills:
             role = dice.choice(_ROLES)
-            process = context.Process(
-                target=_ROLE[role], args=(str(folder), dice.randrange(1 << 30)), daemon=True
-            )
+            process = context.Process(target=_ROLE[role], args=(place, dice.randrange(1 << 30)), daemon=True)
             process.start()
-            _kill(process, folder, dice)
+            _kill(process, place, dice)
             tally.kills += 1
             tally.rounds += 1
             if process.exitcode != -signal.SIGKILL:
                 tally.fail("untyped", f"a {role} ended by itself ({process.exitcode}): {_complaint(folder)}")
             if tally.kills % _AUDIT_EVERY == 0 or tally.kills == kills:
                 world.audit(tally)
+            if tally.kills == kills:
+                world.tidy(tally)
             yield tally
     finally:
         shutil.rmtree(folder)
 
 
-def _kill(process: BaseProcess, folder: Path, dice: random.Random) -> None:
+def _kill(process: BaseProcess, place: Place, dice: random.Random) -> None:
     """Kill a process a random moment after it has begun its work."""
-    ready = folder / f"ready-{process.pid}"
+    ready = place.folder / f"ready-{process.pid}"
     while not ready.exists() and process.is_alive():
         time.sleep(0.002)
     ready.unlink(missing_ok=True)
-    process.join(dice.uniform(0.0, 0.4))
+    process.join(dice.uniform(0.0, place.longest))
     assert process.pid is not None
     if process.is_alive():
         os.kill(process.pid, signal.SIGKILL)
@@ -79,11 +122,11 @@ def _kill(process: BaseProcess, folder: Path, dice: random.Random) -> None:
 class _Announced:
     """What must be there, from the announcements of the writers."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
-        self.folder, self.root = folder, str(folder / "run")
+    def __init__(self, place: Place, seed: int) -> None:
+        self.place = place
         self.versions: list[Tensors] = [first_tensors(seed)]
         self.read = 0
-        with deltafmt.Writer(self.root, options=OPTIONS) as writer:
+        with place.writer(OPTIONS) as writer:
             writer.publish_anchor(self.versions[0])
         self.announced: dict[int, list[int]] = {}
         self.found: dict[int, int] = {}
@@ -92,7 +135,7 @@ class _Announced:
     def audit(self, tally: Tally) -> None:
         """Read every version that has to be there, and compare it with what was announced."""
         self._take_in()
-        lineage = deltafmt.open(self.root)
+        lineage = self.place.open()
         newest = lineage.latest()
         if newest is None or newest < self.acknowledged:
             tally.fail("lost", f"version {self.acknowledged} was acknowledged, the newest is {newest}")
@@ -107,9 +150,18 @@ class _Announced:
             self._compare(lineage, version, tally)
         tally.acknowledged = self.acknowledged
 
+    def tidy(self, tally: Tally) -> None:
+        """When nobody is at work, one collection takes all that the dead have left, and the next finds nothing."""
+        lineage = self.place.open()
+        lineage.gc(keep_last=_KEEP_LAST, grace_seconds=0, dry_run=False)
+        left = lineage.gc(keep_last=_KEEP_LAST, grace_seconds=0)
+        if left.removals or left.damaged:
+            tally.fail("unrepaired", f"a second collection finds {left.removals} {left.damaged}")
+        self.audit(tally)
+
     def _take_in(self) -> None:
         """The writers' announcements since last time; a line that was cut off was written by one who died."""
-        text = (self.folder / "log").read_text() if (self.folder / "log").exists() else ""
+        text = (self.place.folder / "log").read_text() if (self.place.folder / "log").exists() else ""
         for line in text[self.read :].splitlines():
             what, *numbers = line.split()
             if what == "announce" and len(numbers) == 2:
@@ -142,16 +194,16 @@ class _Announced:
             tally.fail("wrong_bits", f"version {version}")
 
 
-def _work(folder: str, turn: Any) -> None:
+def _work(place: Place, turn: Any) -> None:
     """Say that the work begins, and take turns until killed; a failure is written down."""
     torch.set_num_threads(1)
     try:
         state = turn(None)
-        Path(folder, f"ready-{os.getpid()}").touch()
+        (place.folder / f"ready-{os.getpid()}").touch()
         while True:
             state = turn(state)
     except BaseException as error:
-        Path(folder, "complaint").write_text(repr(error))
+        (place.folder / "complaint").write_text(repr(error))
         raise
 
 
@@ -160,18 +212,17 @@ def _complaint(folder: Path) -> str:
     return path.read_text() if path.exists() else "it said nothing"
 
 
-def _write(folder: str, seed: int) -> None:
+def _write(place: Place, seed: int) -> None:
     """Publish on top of the newest version, over and over."""
     dice = random.Random(seed)
-    root = f"{folder}/run"
-    writer = deltafmt.Writer(root, options=replace(OPTIONS, anchor_every=5))
+    writer = place.writer(replace(OPTIONS, anchor_every=5))
     # What is announced must be on its way to the disk before the version is.
-    log = os.open(f"{folder}/log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    log = os.open(place.folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def turn(tensors: Tensors | None) -> Tensors:
         if tensors is None:
             held = writer.resume()
-            lineage = deltafmt.open(root)
+            lineage = place.open()
             seed = lineage.manifest(held).meta.get("seed")
             if seed is not None:
                 os.write(log, f"found {held} {seed}\n".encode())
@@ -184,19 +235,18 @@ def _write(folder: str, seed: int) -> None:
         os.write(log, f"acknowledge {version} {number}\n".encode())
         return tensors
 
-    _work(folder, turn)
+    _work(place, turn)
 
 
-def _receive(folder: str, seed: int) -> None:
+def _receive(place: Place, seed: int) -> None:
     """Follow the newest version, and go back now and then; every step is proven."""
     dice = random.Random(seed)
-    root = f"{folder}/run"
     live = {name: torch.zeros_like(tensor) for name, tensor in first_tensors(0).items()}
-    receiver = deltafmt.Receiver(root, live)
+    receiver = deltafmt.Receiver(place.root, live, storage_options=place.storage_options)
 
     def turn(state: bool | None) -> bool:
         if state is not None:
-            newest = deltafmt.open(root).latest()
+            newest = place.open().latest()
             assert newest is not None
             version = newest if dice.random() < 0.8 else max(0, newest - dice.randrange(4))
             try:
@@ -206,13 +256,13 @@ def _receive(folder: str, seed: int) -> None:
             receiver.verify()
         return True
 
-    _work(folder, turn)
+    _work(place, turn)
 
 
-def _tidy(folder: str, seed: int) -> None:
+def _tidy(place: Place, seed: int) -> None:
     """Squash runs of deltas, add anchors, and remove what is not needed for the newest versions."""
     dice = random.Random(seed)
-    lineage: Any = deltafmt.open(f"{folder}/run")
+    lineage: Any = place.open()
 
     def turn(state: bool | None) -> bool:
         if state is None:
@@ -231,7 +281,7 @@ def _tidy(folder: str, seed: int) -> None:
                 lineage.add_anchor(dice.randrange(oldest, newest + 1))
         return True
 
-    _work(folder, turn)
+    _work(place, turn)
 
 
 _ROLE = {"writer": _write, "receiver": _receive, "janitor": _tidy}
