@@ -46,7 +46,7 @@ class Place:
     longest: float
     """Seconds that a process works at most before it is killed."""
 
-    def open(self) -> Any:
+    def open(self) -> deltafmt.Lineage:
         return deltafmt.open(self.root, storage_options=self.storage_options)
 
     def writer(self, options: deltafmt.WriterOptions) -> deltafmt.Writer:
