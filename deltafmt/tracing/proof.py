@@ -1,0 +1,64 @@
+"""A layout held against the loader itself, on random bits."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+import torch
+
+from deltafmt.layout import Layout, Placement
+from deltafmt.schema import Schema
+from deltafmt.tensors import bits
+from deltafmt.tracing.parts import impure
+from deltafmt.tracing.patterns import noise
+from deltafmt.tracing.running import Load, run
+
+
+def prove(
+    load: Load, schema: Schema, layout: Layout, tensors: Mapping[str, torch.Tensor], spared: Collection[str]
+) -> None:
+    """Raise `LayoutError` (`trace-impure`) unless the loader does to random bits what the layout says.
+
+    It is run twice, the second time on bits every one of which is another, so that what is left alone is
+    seen to come from no tensor. Writes into the targets.
+    """
+    placed: dict[str, list[Placement]] = {}
+    for placement in layout.placements:
+        placed.setdefault(placement.source, []).append(placement)
+    idle = [(name, box) for name, box in layout.untouched if name not in spared]
+    before: list[torch.Tensor] = []
+    for inverted in (False, True):
+        source = _Noise(schema, inverted)
+        run(load, source.all())
+        for name, placements in placed.items():
+            whole = source.of(name)
+            for placement in placements:
+                _compare(placement, whole, tensors[placement.target], placement.target in layout.casts)
+        here = [bits(tensors[name])[box.slices()].clone() for name, box in idle]
+        for (name, _), was, now in zip(idle, before, here, strict=False):
+            if not torch.equal(was, now):
+                raise impure(repr(name), "elements that come from no tensor are others at each call")
+        before = here
+
+
+class _Noise:
+    """Random bits for each tensor of a schema, made anew at each call."""
+
+    def __init__(self, schema: Schema, inverted: bool) -> None:
+        self.schema, self.inverted = schema, inverted
+
+    def of(self, name: str) -> torch.Tensor:
+        owner = self.schema.resolve(name)
+        return noise(owner.dtype, owner.shape, self.schema.index(owner.name), inverted=self.inverted)
+
+    def all(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name in self.schema.names:
+            yield name, self.of(name)
+
+
+def _compare(p: Placement, whole: torch.Tensor, target: torch.Tensor, cast: bool) -> None:
+    expected = whole[p.source_box.slices()]
+    here = target.as_strided(expected.shape, p.strides, target.storage_offset() + p.offset)
+    wanted = expected.to(torch.float32) if cast else expected
+    if not torch.equal(bits(here).cpu(), bits(wanted)):
+        raise impure(repr(p.target), f"elements of {p.source!r} do not arrive as they are")
