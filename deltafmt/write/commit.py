@@ -192,16 +192,24 @@ def check_shards(store: Store, manifest: Manifest) -> None:
     if not shards:
         return
     with ThreadPoolExecutor(min(store.readers, len(shards)), "deltafmt-check") as pool:
-        sizes = list(pool.map(store.size, [key for key, _ in shards]))
+        sizes = list(pool.map(lambda shard: _size(store, shard[0]), shards))
     for (key, size), found in zip(shards, sizes, strict=True):
         if found != size:
             raise StoreError(
-                "storage holds another number of bytes than were written; publish again",
+                "storage holds another number of bytes than were written (a collection whose grace time is "
+                "shorter than a publish takes shards away); publish again",
                 kind="short-write",
                 where=key,
                 expected=size,
-                found=found,
+                found="nothing" if found is None else found,
             )
+
+
+def _size(store: Store, key: str) -> int | None:
+    try:
+        return store.size(key)
+    except NotFoundError:
+        return None
 
 
 def settle(store: Store, manifest: Manifest, *, cause: BaseException | None = None) -> Outcome:

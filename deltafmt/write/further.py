@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from deltafmt.errors import ChecksumError, CommitConflictError, FormatError, NotFoundError, StoreError
+from deltafmt.errors import ChecksumError, CommitConflictError, FormatError, StoreError
 from deltafmt.format.records import Manifest, Receipt
 from deltafmt.read.history import History, Stored
-from deltafmt.store import Store
 from deltafmt.write.commit import Outcome, check_shards, commit, drop
 from deltafmt.write.cut import Cut
 from deltafmt.write.pack import DomainResult
@@ -94,11 +93,25 @@ def create_way(history: History, stored: Stored, data: bytes) -> Manifest:
     Raises `CommitConflictError` (`way-withdrawn`) where retention removed the shards before the way existed;
     there is no way then.
     """
-    store, manifest = history.store, stored.manifest
-    if commit(store, stored, data) is not Outcome.OURS:
+    store, manifest, ours = history.store, stored.manifest, False
+    try:
+        if commit(store, stored, data) is not Outcome.OURS:
+            drop(store, manifest.shard_keys)
+            return history.further_way(manifest.version, manifest.base).manifest
+        # The shards may have been collected while no manifest named them.
+        ours = True
+        check_shards(store, manifest)
+    except StoreError as error:
+        if error.kind != "short-write":
+            raise
+        if ours:
+            store.delete([stored.key])
         drop(store, manifest.shard_keys)
-        return history.further_way(manifest.version, manifest.base).manifest
-    _recheck(store, stored)
+        raise CommitConflictError(
+            "retention removed the shards of a way before it existed; add it again",
+            kind="way-withdrawn",
+            where=error.where,
+        ) from error
     history.remember(stored)
     return manifest
 
@@ -111,19 +124,3 @@ def _check_content(manifest: Manifest, target: Manifest, plan: WayPlan) -> None:
             kind="content-mismatch",
             where=f"version {plan.version}, {plan.cut.schema.names[int(differ.argmax())]!r}",
         )
-
-
-def _recheck(store: Store, stored: Stored) -> None:
-    """Withdraw a way whose shards were collected while no manifest named them."""
-    try:
-        check_shards(store, stored.manifest)
-    except (NotFoundError, StoreError) as error:
-        if isinstance(error, StoreError) and error.kind != "short-write":
-            raise
-        store.delete([stored.key])
-        drop(store, stored.manifest.shard_keys)
-        raise CommitConflictError(
-            "retention removed the shards of a way before it existed; add it again",
-            kind="way-withdrawn",
-            where=error.where,
-        ) from error

@@ -10,7 +10,7 @@ import pytest
 import deltafmt
 from deltafmt.errors import CommitConflictError, NotFoundError, VersionGoneError
 from deltafmt.format import keys
-from deltafmt.store import MemoryStore
+from deltafmt.store import MemoryStore, Store
 from deltafmt.testing.faulty import Crash, FaultyStore, crashing, crashing_after
 from deltafmt.write.anchor import add_anchor_way
 from deltafmt.write.garbage import REASONS
@@ -214,3 +214,86 @@ def test_a_lease_that_came_late_is_not_relied_upon(course: Course) -> None:
     assert receiver.version is None
     assert receiver.advance() == 5
     assert same(live, course.versions[5])
+
+
+def squashed(store: Store, base: int, version: int) -> bool:
+    """Whether a squash came about; if not, it says that retention was first."""
+    try:
+        opened(store).squash(base, version)
+    except VersionGoneError:
+        return False
+    except CommitConflictError as error:
+        assert error.kind == "way-withdrawn"
+        return False
+    return True
+
+
+def check_ways(inner: MemoryStore, course: Course, base: int, version: int) -> None:
+    """A way stands if its versions are listed, all of it, and is what receivers at its base then take."""
+    listed = assert_listed_are_readable(inner, course.versions)
+    standing = keys.way_key(version, base) in inner.objects
+    assert standing <= (base in listed)
+    shards = [shard for key in inner.objects if (shard := keys.shard_of(key)) is not None and shard.further]
+    assert standing == any((shard.version, shard.base) == (version, base) for shard in shards)
+    for number in listed:
+        live = blank(course.tensors)
+        receiver = deltafmt.Receiver(url_of(inner), live)
+        receiver.advance(number)
+        assert receiver.advance(5) == 5
+        assert same(live, course.versions[5])
+        receiver.close()
+    assert opened(inner).verify().ok
+
+
+@pytest.mark.parametrize(("base", "version"), [(0, 5), (3, 5)])
+@pytest.mark.parametrize("keep_last", [2, 4])
+def test_a_squash_at_calls_of_a_collection(course: Course, base: int, version: int, keep_last: int) -> None:
+    _, store = start(course)
+    collected(store, keep_last)
+    for number in range(1, len(store.log) + 1, 6):
+        inner, store = start(course)
+        at_call(number, lambda inner=inner: squashed(inner, base, version))(store)  # type: ignore[misc]
+        collected(store, keep_last)
+        collected(inner, keep_last)
+        check_ways(inner, course, base, version)
+
+
+@pytest.mark.parametrize(("base", "version"), [(1, 3), (3, 5)])
+@pytest.mark.parametrize("grace_seconds", [0, DAY])
+def test_a_collection_at_calls_of_a_squash(
+    course: Course, base: int, version: int, grace_seconds: float
+) -> None:
+    """Even one whose grace time is too short for work under way takes nothing that a way then needs."""
+    _, store = start(course)
+    squashed(store, base, version)
+    assert len(store.log) > 10
+    for number in range(1 + base % 3, len(store.log) + 1, 3):
+        inner, store = start(course)
+        at_call(number, lambda inner=inner: collected(inner, 4, grace_seconds))(store)  # type: ignore[misc]
+        came = squashed(store, base, version)
+        assert came or base < 2 or not grace_seconds, number
+        collected(inner, 4, 0)
+        check_ways(inner, course, base, version)
+
+
+@pytest.mark.parametrize("held", [None, 1, 3])
+def test_a_receiver_without_a_lease_ends_right_or_is_told(course: Course, held: int | None) -> None:
+    """It starts anew from the newest anchor by itself; a version of its own choice that is gone is named."""
+    for number in range(1, 26):
+        inner, store = start(course)
+        live = blank(course.tensors)
+        options = deltafmt.ReadOptions(lease_seconds=None)
+        receiver = deltafmt.Receiver(url_of(store), live, options=options)
+        if held is not None:
+            receiver.advance(held)
+        store.heal()
+        at_call(number, lambda inner=inner: collected(inner))(store)  # type: ignore[misc]
+        assert receiver.advance() == 5
+        assert same(live, course.versions[5]), number
+        receiver.verify()
+        assert not [call for call in store.log if call.verb == "put" and call.key.startswith("leases/")]
+        collected(inner)
+        with pytest.raises(VersionGoneError):
+            receiver.advance(1)
+        assert same(live, course.versions[5])
+        receiver.close()
