@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -15,12 +15,19 @@ from deltafmt.tracing.running import Load, run
 
 
 def prove(
-    load: Load, schema: Schema, layout: Layout, tensors: Mapping[str, torch.Tensor], spared: Collection[str]
+    load: Load,
+    schema: Schema,
+    names: Sequence[str],
+    layout: Layout,
+    tensors: Mapping[str, torch.Tensor],
+    spared: Collection[str],
+    *,
+    barred: Iterable[torch.Tensor] = (),
 ) -> None:
     """Raise `LayoutError` (`trace-impure`) unless the loader does to random bits what the layout says.
 
-    It is run twice, the second time on bits every one of which is another, so that what is left alone is
-    seen to come from no tensor. Writes into the targets.
+    It is given the named tensors of the schema, twice, the second time with every one of their bits turned
+    over, so that what is left alone is seen to come from no tensor. Writes into the targets.
     """
     placed: dict[str, list[Placement]] = {}
     for placement in layout.placements:
@@ -29,7 +36,7 @@ def prove(
     before: list[torch.Tensor] = []
     for inverted in (False, True):
         source = _Noise(schema, inverted)
-        run(load, source.all())
+        run(load, source.all(names), barred=barred)
         for name, placements in placed.items():
             whole = source.of(name)
             for placement in placements:
@@ -51,8 +58,8 @@ class _Noise:
         owner = self.schema.resolve(name)
         return noise(owner.dtype, owner.shape, self.schema.index(owner.name), inverted=self.inverted)
 
-    def all(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name in self.schema.names:
+    def all(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name in names:
             yield name, self.of(name)
 
 

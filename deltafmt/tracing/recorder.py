@@ -8,7 +8,7 @@ tensors keep their bits: what would be written into them is told to the carrier 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Protocol, Self
 
@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deltafmt.tracing.meet import UnsureError
+from deltafmt.tracing.running import tensors_in
 
 _aten = torch.ops.aten
 _LAZY = (_aten._conj.default, _aten._neg_view.default, _aten.view_as_real.default, _aten.as_strided_.default)
@@ -93,7 +94,7 @@ class Recorder:
             raise
 
     def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        tensors = list(_tensors(args, kwargs))
+        tensors = list(tensors_in((*args, *kwargs.values())))
         stands = any(isinstance(tensor, Stand) for tensor in tensors)
         if not stands and (_is_view(func) or not any(map(self._is_known, tensors))):
             return func(*args, **kwargs)
@@ -163,7 +164,9 @@ class Stand(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        recorder = next(each.recorder for each in _tensors(args, kwargs or {}) if isinstance(each, Stand))
+        recorder = next(
+            each.recorder for each in tensors_in((*args, *(kwargs or {}).values())) if isinstance(each, Stand)
+        )
         return recorder.run(func, args, kwargs or {})
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -200,15 +203,6 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         return self.recorder.run(func, args, kwargs or {})
-
-
-def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """The tensors among an operation's arguments, which are such, or lists of them."""
-    for arg in (*args, *kwargs.values()):
-        if isinstance(arg, torch.Tensor):
-            yield arg
-        elif isinstance(arg, (list, tuple)):
-            yield from (each for each in arg if isinstance(each, torch.Tensor))
 
 
 def _plain(tensor: torch.Tensor) -> bool:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 
 from deltafmt.layout import Layout
 from deltafmt.schema import Schema
-from deltafmt.tensors import NamedTensors, bits, named
+from deltafmt.tensors import NamedTensors, named
+from deltafmt.tracing import grouping
 from deltafmt.tracing.bits import layout_by_bits
 from deltafmt.tracing.counted import layout_by_numbers
-from deltafmt.tracing.parts import Numbers
+from deltafmt.tracing.grouping import bytes_of, groups_by_layout
+from deltafmt.tracing.kept import bound, fingerprints, kept
+from deltafmt.tracing.parts import Numbers, impure
 from deltafmt.tracing.proof import prove
 from deltafmt.tracing.recorded import layout_by_records
 from deltafmt.tracing.running import Load
@@ -35,38 +37,76 @@ def trace_layout(
     to float32, whatever it is written in. Elements that it leaves alone, or fills with a constant, are
     `untouched` in the layout; names in `untouched` are targets of which it may write nothing at all.
 
-    All targets hold their old bits again afterwards; a copy of them is kept meanwhile. The second and third
-    means take 8 bytes per local element beside. Raises `LayoutError`: `trace-impure` for a loader that does
-    anything but move elements, `target-unfilled` for a target that it does not write to, `layout-too-fine`
-    for one that it scatters.
+    All targets hold their old bits again afterwards; a copy of them is kept in host memory meanwhile. Where
+    stored and local tensors together are larger than 1 GiB, the trial is made on some of them at a time, and
+    those are copied, if the loader can be given some. The second means takes 8 bytes for each stored and
+    local element beside, the third for each local one.
+
+    Raises `LayoutError`: `trace-impure` for a loader that does anything but move elements, `target-unfilled`
+    for a target that it does not write to, `layout-too-fine` for one that it scatters.
     """
-    tensors = named(targets)
-    spared = frozenset(untouched)
-    known = Numbers(schema)
-    quick = [
-        partial(layout_by_records, load, schema, tensors, spared),
-        partial(layout_by_numbers, load, schema, known, tensors, spared),
-    ]
-    with _kept(tensors):
-        for means in quick:
-            try:
-                layout = means()
-                prove(load, schema, layout, tensors, spared)
-            except Exception as error:  # noqa: BLE001 - the loader's own, and told by the last means
-                _log.debug("%s: %s", means.func.__name__, error)
-            else:
-                return layout
-        layout = layout_by_bits(load, schema, known, tensors, spared)
-        prove(load, schema, layout, tensors, spared)
-    return layout
+    given = targets if hasattr(targets, "state_dict") or isinstance(targets, Mapping) else list(targets)
+    tensors = named(given)
+    originals = given.values() if isinstance(given, Mapping) else [tensor for _, tensor in given]
+    trace = _Trace(load, schema, tensors, frozenset(untouched))
+    with bound(originals):
+        if bytes_of(schema, tensors) <= grouping.AT_ONCE or not all(map(torch.is_tensor, originals)):
+            return trace.whole([trace.by_records, trace.by_numbers])
+        layout, proved = trace.in_groups()
+        if layout is None:
+            return trace.whole([trace.by_numbers])
+        return layout if proved else trace.whole([lambda: layout, trace.by_numbers])
 
 
-@contextmanager
-def _kept(tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Give all tensors their bits back in the end."""
-    saved = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-    try:
-        yield
-    finally:
-        for name, tensor in tensors.items():
-            bits(tensor).copy_(bits(saved[name]))
+@dataclass(frozen=True, slots=True)
+class _Trace:
+    load: Load
+    schema: Schema
+    tensors: dict[str, torch.Tensor]
+    spared: frozenset[str]
+
+    def whole(self, quick: Iterable[Callable[[], Layout]]) -> Layout:
+        """By the first means that does it, the last of which are bits, on all tensors at once."""
+        with kept(self.tensors):
+            for means in quick:
+                try:
+                    return self._proved(means())
+                except Exception as error:  # noqa: BLE001 - the loader's own, and told by the last means
+                    _log.debug("%s: %s", means.__name__, error)
+            return self._proved(self.by_bits())
+
+    def in_groups(self) -> tuple[Layout | None, bool]:
+        """By records; whether they hold for a few tensors at a time, where the loader can be given few.
+
+        Raises `LayoutError` where the loader has written to local tensors by means that torch does not show.
+        """
+        before = fingerprints(self.tensors)
+        layout, proved = None, False
+        try:
+            layout = self.by_records()
+            for group in groups_by_layout(self.schema, layout, self.tensors):
+                own = {name: self.tensors[name] for name in group.targets}
+                others = [tensor for name, tensor in self.tensors.items() if name not in own]
+                with kept(own):
+                    part = group.part_of(layout)
+                    prove(self.load, self.schema, group.names, part, own, self.spared, barred=others)
+            proved = True
+        except Exception as error:  # noqa: BLE001 - as above
+            _log.debug("in groups: %s", error)
+        for name, now in fingerprints(self.tensors).items():
+            if now != before[name]:
+                raise impure(repr(name), "its memory is written to past torch, and now holds other bits")
+        return layout, proved
+
+    def _proved(self, layout: Layout) -> Layout:
+        prove(self.load, self.schema, self.schema.names, layout, self.tensors, self.spared)
+        return layout
+
+    def by_records(self) -> Layout:
+        return layout_by_records(self.load, self.schema, self.tensors, self.spared)
+
+    def by_numbers(self) -> Layout:
+        return layout_by_numbers(self.load, self.schema, Numbers(self.schema), self.tensors, self.spared)
+
+    def by_bits(self) -> Layout:
+        return layout_by_bits(self.load, self.schema, Numbers(self.schema), self.tensors, self.spared)

@@ -328,3 +328,114 @@ def test_thousands_of_tensors() -> None:
     assert len(layout.placements) == 2000
     assert {p.source_box.shape for p in layout.placements} == {(2, 3)}
     assert {p.strides for p in layout.placements} == {(1, 2)}
+
+
+class Layers:
+    """A loader of ten layers with fused tensors, a stack over all layers, and a padded embedding."""
+
+    def __init__(self, *, streams: bool = True) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.source = {"embed": torch.zeros(13, 8)}
+        self.targets = {"embed": torch.zeros(16, 8), "norms": torch.zeros(10, 8)}
+        for k in range(10):
+            self.source |= {f"l.{k}.q": torch.zeros(8, 8), f"l.{k}.k": torch.zeros(4, 8)}
+            self.source[f"l.{k}.norm"] = torch.zeros(8)
+            self.targets[f"l.{k}.qk"] = torch.zeros(12, 8)
+        for tensors in (self.source, self.targets):
+            for name, tensor in tensors.items():
+                tensors[name] = torch.randn(tensor.shape, generator=generator).bfloat16()
+        self.schema = deltafmt.Schema.of(self.source)
+        self.calls: list[int] = []
+        self.streams = streams
+
+    def load(self, named: Named) -> None:
+        given = dict(named)
+        self.calls.append(len(given))
+        if not self.streams and len(given) < len(self.source):
+            raise KeyError("missing")
+        for name, tensor in given.items():
+            layer, _, part = name.rpartition(".")
+            if part == "embed":
+                self.targets["embed"][:13].copy_(self.moved(tensor))
+                self.targets["embed"][13:].fill_(0)
+            elif part == "norm":
+                self.targets["norms"][int(layer[2:])].copy_(self.moved(tensor))
+            elif part == "q":
+                self.targets[f"{layer}.qk"][:8].copy_(self.moved(tensor).T)
+            else:
+                self.targets[f"{layer}.qk"][8:].copy_(self.moved(tensor))
+
+    def moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+
+class PastTorch(Layers):
+    """The same, whose tensors pass through numpy."""
+
+    def moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(tensor.view(torch.int16).numpy().copy()).view(torch.bfloat16)
+
+
+@pytest.mark.parametrize("kind", [Layers, PastTorch])
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_few_layers_at_a_time(kind: type[Layers], streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = kind()
+    expected = deltafmt.trace_layout(whole.load, whole.schema, whole.targets)
+    assert len(expected.placements) == 31
+    monkeypatch.setattr("deltafmt.tracing.grouping.AT_ONCE", 1024)
+    case = kind(streams=streams)
+    before = copied(case.targets)
+    layout = deltafmt.trace_layout(case.load, case.schema, case.targets)
+    assert_same(case.targets, before)
+    assert set(layout.placements) == set(expected.placements)
+    assert layout.untouched == expected.untouched == (("embed", deltafmt.Box((13, 0), (16, 8))),)
+    assert min(case.calls) < 10
+    if streams:
+        # Elements are moved by all tensors at once only where bits are tried in the end.
+        assert case.calls.count(31) == (1 if kind is Layers else 4)
+
+
+def test_a_loader_that_writes_everything_whatever_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deltafmt.tracing.grouping.AT_ONCE", 1024)
+    case = Layers()
+
+    def load(named: Named) -> None:
+        for tensor in case.targets.values():
+            tensor.zero_()
+        case.load(named)
+
+    before = copied(case.targets)
+    layout = deltafmt.trace_layout(load, case.schema, case.targets)
+    assert_same(case.targets, before)
+    assert len(layout.placements) == 31
+
+
+def test_memory_that_is_written_past_torch_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where too much would have to be copied the bits are lost, and not in silence."""
+    case = Layers()
+
+    def load(named: Named) -> None:
+        case.load(named)
+        case.targets["embed"][13:].view(torch.int16).numpy()[...] = 0
+
+    assert len(deltafmt.trace_layout(load, case.schema, case.targets).placements) == 31
+    monkeypatch.setattr("deltafmt.tracing.grouping.AT_ONCE", 1024)
+    with pytest.raises(LayoutError, match="'embed'") as caught:
+        deltafmt.trace_layout(load, case.schema, case.targets)
+    assert caught.value.kind == "trace-impure"
+
+
+def test_parameters_whose_data_is_replaced_are_given_back() -> None:
+    module = nn.Linear(8, 6, bias=False).bfloat16()
+    before, address = module.weight.detach().clone(), module.weight.data_ptr()
+
+    def load(named: Named) -> None:
+        for _, tensor in named:
+            module.weight.data = tensor.flip(0)
+
+    schema = deltafmt.Schema.of({"w": before})
+    with pytest.raises(LayoutError) as caught:
+        deltafmt.trace_layout(load, schema, dict(module.named_parameters()))
+    assert caught.value.kind == "target-unfilled"
+    assert module.weight.data_ptr() == address
+    assert torch.equal(module.weight, before)
