@@ -232,6 +232,6 @@ def test_memory_is_bounded_by_chunks_not_by_the_model(tmp_path: Path) -> None:
     composed, compared = map(int, done.stdout.split())
     print(composed / 2**20, compared / 2**20)
     assert composed < model * 3 / 4
-    assert compared < model, "both versions take twice as much"
+    assert compared < model * 3 / 2, "both versions take twice as much"
     lineage = deltafmt.open(str(tmp_path / "large"))
     assert (lineage.info(2).ways, lineage.info(3).ways) == ((1, 0), (2, 1))
