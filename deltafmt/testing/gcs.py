@@ -69,7 +69,7 @@ class GcsServer(Server):
         return "gs" + super().url(name).removeprefix("s3")
 
     def filesystem(self, **_options: Any) -> Any:
-        """gcsfs as it is."""
+        """The driver as it is."""
         return gcsfs.GCSFileSystem(skip_instance_cache=True, **self.storage_options)
 
     def _make_buckets(self, fs: Any) -> None:
