@@ -118,6 +118,7 @@ REASONS: dict[str, str] = {
     "commit-unknown": "a commit whose outcome could not be read back",
     "schema-differs": "tensors whose names, dtypes or shapes are not those expected",
     "meta-invalid": "labels that msgpack cannot hold, or that are too large",
+    "file-unreadable": "a side file that is to be published and cannot be read",
     "way-withdrawn": "a further way whose shards retention removed before the way existed",
     "element-unowned": "an element that no rank holds, so that no version can have it",
     "replicas-differ": "ranks that hold one part of a tensor with different bits",

@@ -105,9 +105,10 @@ class Layout:
         for name, info in targets.items():
             if name not in schema:
                 raise LayoutError(
-                    "no stored tensor fills this local tensor; give a layout",
+                    "no stored tensor fills this local tensor; give a layout, or its stored name",
                     kind="target-unfilled",
                     where=repr(name),
+                    expected=_some_of(schema.names),
                 )
             if schema[name].volume:
                 placements.append(Placement(name, Box.full(schema[name].shape), name, 0, info.strides))
@@ -148,3 +149,9 @@ class Layout:
             )
         for name, info in targets.items():
             check_target(name, info, by_target[name], untouched[name], schema)
+
+
+def _some_of(names: tuple[str, ...]) -> str:
+    """The first of some names, by which another prefix or another model is seen at a glance."""
+    more = "" if len(names) <= 3 else f" and {len(names) - 3:,} more"
+    return f"one of {', '.join(map(repr, names[:3]))}{more}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ from deltafmt.changes import CHANGES, name_column, tensor_changes
 from deltafmt.errors import FormatError, NotFoundError, UnsupportedError
 from deltafmt.export import FILE_BYTES, export_version, side_files
 from deltafmt.format.records import Manifest
-from deltafmt.format.signing import Signer, Verifier, check_signer
+from deltafmt.format.signing import Signer, Verifier, check_signer, check_verifiers
+from deltafmt.given import instance, version_number
 from deltafmt.read.history import History, Stored, is_cut
 from deltafmt.read.lease import Lease
 from deltafmt.read.materialize import allocate, follow, materialize
@@ -63,6 +63,7 @@ def create(url: Url, schema: Schema, *, storage_options: Mapping[str, Any] | Non
     Raises `CommitConflictError` (`lineage-exists`) if there is one, and `UnsupportedError` for storage that
     cannot create objects exclusively.
     """
+    instance("schema", schema, Schema, "Schema.of(named_tensors) makes one")
     store = open_store(url, storage_options)
     create_root(store, schema)
     return Lineage(History(store))
@@ -93,6 +94,7 @@ def unopened(
     sign_with: Signer | None = None,
 ) -> Lineage:
     """A handle on whatever is at a root, a lineage whose descriptor is damaged or lost among it; see `open`."""
+    check_verifiers(trust)
     if sign_with is not None:
         check_signer(sign_with)
         trust = (*trust, sign_with.verifier) if trust else ()
@@ -197,6 +199,7 @@ class Lineage:
 
     def diff(self, old: int, new: int) -> pa.RecordBatchReader:
         """Like `changes`, between any two versions."""
+        old, new = version_number(old), version_number(new)
         before, after = self.schema(old), self.schema(new)
         names = [after.names[row] for row in after.owners]
         column = name_column(names)
@@ -288,9 +291,9 @@ class Lineage:
         where it saves bytes. `progress` gets (bytes done, bytes in all). Raises `NotFoundError` where the
         versions between are gone, `SchemaError` (`dtype-mismatch`) where a tensor's dtype changes.
         """
-        number = self._version(version)
+        base, number = version_number(base), self._version(version)
         with self._leased() as lease, lease.at_work():
-            if base >= 0 and not lease.cover(base):
+            if not lease.cover(base):
                 raise self.history.gone(base)
             self._check_key(number, base)
             way = add_squash_way(self.history, base, number, progress=progress, sign_with=self.sign_with)
@@ -354,7 +357,7 @@ class Lineage:
 
     def _version(self, version: int | None) -> int:
         if version is not None:
-            return operator.index(version)
+            return version_number(version)
         latest = self.latest()
         if latest is None:
             raise NotFoundError("no version has been published yet", kind="version-missing", where=self.url)

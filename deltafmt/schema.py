@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from deltafmt.dtypes import DType, dtype_of
 from deltafmt.errors import NotFoundError, SchemaError
+from deltafmt.given import named_pairs
 from deltafmt.schema_check import check_aliases, check_columns
 
 Ints = npt.NDArray[np.int64]
@@ -120,12 +121,9 @@ class Schema:
         A tensor that occupies exactly the storage of an earlier one (same first element, shape, strides
         and dtype) becomes its alias; empty tensors never do.
         """
-        if hasattr(named_tensors, "state_dict"):
-            raise TypeError("give named tensors, such as model.state_dict(), not the model itself")
-        pairs = named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors
         owners: dict[object, str] = {}
         specs = []
-        for name, tensor in pairs:
+        for name, tensor in named_pairs(named_tensors):
             if not hasattr(tensor, "dtype"):
                 raise SchemaError(
                     "neither a torch tensor nor a numpy array",

@@ -13,6 +13,7 @@ import torch
 
 from deltafmt.dtypes import dtype_of
 from deltafmt.errors import SchemaError
+from deltafmt.given import named_pairs
 
 NamedTensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
 """Mapping, or iterable of pairs, from names to torch tensors or numpy arrays."""
@@ -44,16 +45,12 @@ def named(named_tensors: NamedTensors, *, may_copy: bool = False) -> dict[str, t
 
     With `may_copy` an array that torch cannot share (of negative strides, of another byte order) is copied.
     Raises `SchemaError` for a name that stands twice and for an array that torch cannot share, `TypeError` for
-    what is no mapping and no iterable.
+    what is no mapping and no iterable of pairs.
     """
-    if hasattr(named_tensors, "state_dict"):
-        raise TypeError("give named tensors, such as model.state_dict(), not the model itself")
-    if isinstance(named_tensors, Mapping):
-        if _plain(named_tensors.values()):
-            return dict(named_tensors)
-        named_tensors = named_tensors.items()
+    if isinstance(named_tensors, Mapping) and _plain(named_tensors.values()):
+        return dict(named_tensors)
     result: dict[str, torch.Tensor] = {}
-    for name, tensor in named_tensors:
+    for name, tensor in named_pairs(named_tensors):
         if name in result:
             raise SchemaError("tensor name stands twice", kind="name-twice", where=repr(name))
         if not isinstance(tensor, torch.Tensor):

@@ -54,6 +54,7 @@ _ADVICE_BY_KIND = {
     "signature-untrusted": "give the public half of the key that it names with --trust",
     "key-missing": "sign what is added: --sign-with FILE",
     "signature-wrong": "somebody changed it after it was signed, or it was signed by somebody else",
+    "version-missing": "`deltafmt log URL` lists the versions that are there",
     "lineage-missing": "check the URL; `deltafmt create URL --from DIR` begins a lineage there",
     "object-missing": "`deltafmt verify URL` tells which objects are missing, and what needs them",
     "store-unsupported": "give a path, or a URL that an installed fsspec driver opens; for S3: pip install 'deltafmt[s3]'",

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import deltafmt
 from deltafmt.cli import cat, create, demo, diff, dump, export, gc, log, publish, show, squash, verify, watch
-from deltafmt.cli.failures import INTERRUPTED, PIPE_CLOSED, report
+from deltafmt.cli.failures import INTERRUPTED, PIPE_CLOSED, USAGE, report
 from deltafmt.cli.output import Output
 
 VERBS = (create, publish, log, watch, show, dump, verify, gc, diff, squash, export, cat, demo)
@@ -82,7 +82,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (`SystemExit` for usage errors and --help, as argparse does)."""
-    options = build_parser().parse_args(arguments)
+    parser = build_parser()
+    if not (sys.argv[1:] if arguments is None else arguments):
+        parser.print_help(sys.stderr)
+        return USAGE
+    options = parser.parse_args(arguments)
     out = Output(json=options.json, quiet=options.quiet)
     try:
         code: int = options.run(options, out)

@@ -193,11 +193,37 @@ def check_signature(
 
 
 def check_signer(key: object) -> None:
-    """Raise `UnsupportedError` for a key that cannot sign."""
+    """Raise `UnsupportedError` (`key-unfit`) for a key that cannot sign, and for what is no key."""
+    if not hasattr(key, "verifies") and not hasattr(key, "sign"):
+        raise _no_key(key)
     if not hasattr(key, "sign"):
         raise UnsupportedError(
             "a public key verifies, but cannot sign; give its private half", kind="key-unfit", where=repr(key)
         )
+
+
+def check_verifiers(keys: object) -> None:
+    """Raise `UnsupportedError` (`key-unfit`) unless all are keys that can verify."""
+    if not isinstance(keys, Sequence) or isinstance(keys, str | bytes):
+        raise UnsupportedError(
+            "keys to trust are given as a list: trust=[key]", kind="key-unfit", found=type(keys).__name__
+        )
+    for key in keys:
+        if not hasattr(key, "verifies"):
+            if hasattr(key, "verifier"):
+                raise UnsupportedError(
+                    "a private key is not what readers trust; give its public half, key.verifier",
+                    kind="key-unfit",
+                    where=repr(key),
+                )
+            raise _no_key(key)
+
+
+def _no_key(value: object) -> UnsupportedError:
+    # It may be a secret itself, and stays out of the message.
+    return UnsupportedError(
+        "this is no key; load_key(path) reads one from a file", kind="key-unfit", found=type(value).__name__
+    )
 
 
 def _key_id(algorithm: str, material: bytes) -> bytes:

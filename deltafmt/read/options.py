@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deltafmt.format.signing import Verifier
+from deltafmt.format.signing import Verifier, check_verifiers
 
 LEASE_SECONDS = 900
 """How long a lease holds if nobody renews it: what a reader that died still costs."""
@@ -29,3 +29,12 @@ class ReadOptions:
     audit_domains: int = 1
     trust: Sequence[Verifier] = ()
     lease_seconds: int | None = LEASE_SECONDS
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ValueError(f"threads must be at least 1, not {self.threads}")
+        if self.undo_bytes < 0 or self.audit_domains < 0:
+            raise ValueError("undo_bytes and audit_domains must be at least 0")
+        if self.lease_seconds is not None and self.lease_seconds < 1:
+            raise ValueError(f"lease_seconds must be at least 1, or None, not {self.lease_seconds}")
+        check_verifiers(self.trust)

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from deltafmt.errors import BaseMismatchError, ChecksumError, IncompleteError, NotFoundError
+from deltafmt.given import instance, version_number
 from deltafmt.layout import Layout
 from deltafmt.read.apply import Undo
 from deltafmt.read.claim import claimed_chain, has_vanished, unless_gone
@@ -54,7 +55,8 @@ class Receiver:
     values of all ranks, `advance` is a collective call: all ranks end at the version, or none of them does.
     Everything else is each rank's own.
 
-    Raises `LayoutError` where tensors and layout do not fit the newest version, before anything is written.
+    Raises `LayoutError` where tensors and layout do not fit the newest version, before anything is written, and
+    `NotFoundError` (`lineage-missing`) where the root holds no lineage.
     """
 
     def __init__(
@@ -67,6 +69,8 @@ class Receiver:
         storage_options: Mapping[str, Any] | None = None,
         options: ReadOptions | None = None,
     ) -> None:
+        instance("layout", layout, Layout)
+        instance("options", options, ReadOptions)
         self._group = None if group is None else Group(group)
         self.held: Stored | None = None
         self._lock = threading.RLock()
@@ -99,7 +103,7 @@ class Receiver:
         `BaseMismatchError` if the bits are others; the version is then unknown.
         """
         self._check_open()
-        stored = self._history.first_way(version)
+        stored = self._history.first_way(version_number(version))
         self.invalidate()
         try:
             prove(self._replica, stored)
@@ -318,7 +322,7 @@ class Receiver:
         return prepared
 
     def _planned(self, version: int | None, *, streaming: bool) -> Step:
-        wanted = self._history.latest() if version is None else version
+        wanted = self._history.latest() if version is None else version_number(version)
         if wanted is None:
             raise NotFoundError(
                 "no version has been published yet", kind="version-missing", where=self._history.store.url

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from deltafmt.errors import LayoutError, UnsupportedError
+from deltafmt.given import named_pairs
 from deltafmt.layout import Layout, Placement, TargetInfo
 from deltafmt.layout_check import find_clash
 from deltafmt.schema import Schema
@@ -282,7 +283,7 @@ class Targets:
 
 def _given(named_tensors: NamedTensors) -> dict[str, torch.Tensor]:
     if not isinstance(named_tensors, Mapping):
-        named_tensors = list(named_tensors)
+        named_tensors = list(named_pairs(named_tensors))
     tensors = named(named_tensors)
     for name, tensor in _arrays(named_tensors):
         if not tensor.flags.writeable:

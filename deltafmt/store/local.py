@@ -41,6 +41,16 @@ class LocalStore(Store):
     def __repr__(self) -> str:
         return f"LocalStore({self.url!r})"
 
+    def check_exclusive(self) -> None:
+        # A folder that is not there yet is made later, below the nearest one that is.
+        standing = next(path for path in (self.root, *self.root.parents) if path.exists())
+        if not standing.is_dir():
+            raise UnsupportedError(
+                "a root is a folder, and a file stands there; name another path",
+                kind="store-unsupported",
+                where=str(standing),
+            )
+
     def read_range(self, key: str, start: int, stop: int) -> Buffer:
         with _errors(key):
             descriptor = os.open(self._path(key), os.O_RDONLY)

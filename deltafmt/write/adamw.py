@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from deltafmt.errors import UnsupportedError
+from deltafmt.given import named_pairs
 from deltafmt.kernels.adamw import Step, mark
 from deltafmt.kernels.intrinsics import LANES
 from deltafmt.kernels.marks import Words
@@ -85,8 +86,7 @@ class AdamWDetector(MarkDetector):
         self._threads = threads or WriterOptions().workers
         self._turn = 0
         self._steps = self._changed = self._unsure = 0
-        pairs = named_parameters.items() if isinstance(named_parameters, Mapping) else named_parameters
-        names = {id(parameter): name for name, parameter in pairs}
+        names = {id(parameter): name for name, parameter in named_pairs(named_parameters)}
         self._parameters: dict[int, _Parameter] = {}
         for parameter in _held(optimizer):
             if id(parameter) in names:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from deltafmt.errors import UnsupportedError
+from deltafmt.given import named_pairs
 from deltafmt.kernels.intrinsics import LANES
 from deltafmt.tensors import dtype_name, local_part, torch_dtype
 from deltafmt.write.marked import Marks
@@ -60,7 +61,7 @@ class CastDetector(MarkDetector):
         super().__init__()
         self._threads = threads or WriterOptions().workers
         self._dtype = publish_dtype
-        named = dict(named_parameters)
+        named = dict(named_pairs(named_parameters))
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         found = _masters(named, held) if masters is None else dict(masters)
         own = {id(parameter) for parameter in held}

@@ -33,6 +33,7 @@ from deltafmt.format.objects import (
 )
 from deltafmt.format.records import LineageRecord, Manifest
 from deltafmt.format.signing import Signer
+from deltafmt.given import sort_of
 from deltafmt.read.history import History, Stored
 from deltafmt.schema import Schema
 from deltafmt.store import AlreadyExists, Store
@@ -132,18 +133,32 @@ def _readable(data: bytes) -> bytes:
 
 
 def put_files(store: Store, files: Files) -> dict[str, tuple[bytes, int]]:
-    """Store side files under their digests; returns what a manifest says of them."""
+    """Store side files under their digests; returns what a manifest says of them.
+
+    Raises `NotFoundError` (`file-unreadable`), before any is stored, for a path that cannot be read.
+    """
     keys.check_side_names(files)
     result = {}
-    for name, content in files.items():
-        if isinstance(content, bytes | bytearray | memoryview):
-            data = bytes(content)
-        else:
-            data = Path(content).read_bytes()
+    for name, data in [(name, _content(name, content)) for name, content in files.items()]:
         digest = blake2b(data)
         put_content(store, keys.file_key(digest), data)
         result[name] = (digest, len(data))
     return result
+
+
+def _content(name: str, content: bytes | bytearray | memoryview | str | os.PathLike[str]) -> bytes:
+    if isinstance(content, bytes | bytearray | memoryview):
+        return bytes(content)
+    if not isinstance(content, str | os.PathLike):
+        raise TypeError(f"a side file is bytes, or a path to read: {name!r} is of type {sort_of(content)}")
+    try:
+        return Path(content).read_bytes()
+    except OSError as error:
+        raise NotFoundError(
+            f"a side file cannot be read ({error.strerror}); give its bytes, or another path",
+            kind="file-unreadable",
+            where=f"{name!r} from {os.fspath(content)}",
+        ) from error
 
 
 def sealed(manifest: Manifest, sign_with: Signer | None = None) -> tuple[Stored, bytes]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from deltafmt.format.signing import Signer, Verifier, check_signer
+from deltafmt.format.signing import Signer, Verifier, check_signer, check_verifiers
 from deltafmt.layout import Layout
 from deltafmt.write.metrics import OnPublish
 
@@ -50,6 +50,7 @@ class WriterOptions:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         if not self.rank_timeout_seconds > 0:
             raise ValueError(f"rank_timeout_seconds must be above 0, not {self.rank_timeout_seconds}")
+        check_verifiers(self.trust)
         if self.sign_with is not None:
             check_signer(self.sign_with)
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Self
 
+from deltafmt.given import instance, sort_of
 from deltafmt.layout import Layout
 from deltafmt.read.history import History
 from deltafmt.schema import Schema
@@ -55,6 +56,13 @@ class Writer:
         options: WriterOptions | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
+        instance("schema", schema, Schema, "Schema.of(named_tensors) makes one")
+        instance("layout", layout, Layout)
+        instance("options", options, WriterOptions)
+        if isinstance(detector, type):
+            raise TypeError(
+                f"detector must be an object, such as SnapshotDetector(), not {sort_of(detector)}"
+            )
         options = options or WriterOptions()
         self._history = History(open_store(url, storage_options), trust=options.trusted)
         prove_exclusive(self._history.store)
