@@ -208,6 +208,7 @@ def test_nothing_there_and_no_driver(tmp_path: Path, capsys: pytest.CaptureFixtu
     run(capsys, "publish", tmp_path / "none", tmp_path, code=2)
 
 
-def test_unreachable_storage_ends_with_three(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "run").write_text("a file where the root should be")
+def test_failing_storage_ends_with_three(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "schemas").write_text("a file where a folder should be")
     run(capsys, "create", tmp_path / "run", "--from", checkpoint(tmp_path / "a", weights()), code=3)
