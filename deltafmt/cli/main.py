@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -46,7 +47,9 @@ exit codes:
 def _common() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--json", action="store_true", help="print one JSON document instead of text")
-    common.add_argument("--quiet", action="store_true", help="show no progress on stderr")
+    common.add_argument(
+        "--quiet", action="store_true", help="show no progress on stderr, nor that kernels are compiled"
+    )
     common.add_argument(
         "--storage-option",
         metavar="KEY=VALUE",
@@ -87,6 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return USAGE
     options = parser.parse_args(arguments)
+    if options.quiet:
+        logging.getLogger("deltafmt.kernels").setLevel(logging.ERROR)
     out = Output(json=options.json, quiet=options.quiet)
     try:
         code: int = options.run(options, out)

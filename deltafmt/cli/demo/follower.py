@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import time
 from dataclasses import dataclass
@@ -78,6 +79,8 @@ class Follower:
 
 def _serve(job: Job, pipe: Connection) -> None:
     """The process: answer requests until the pipe closes."""
+    # The trainer's process has said so already.
+    logging.getLogger("deltafmt.kernels").setLevel(logging.ERROR)
     try:
         engine = _Engine(job)
         pipe.send(("ok", "ready"))
