@@ -6,6 +6,7 @@ carries a few bits of an element's number, 14 where the element has two bytes or
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -126,9 +127,12 @@ def noise(dtype: str, shape: tuple[int, ...], seed: int, *, inverted: bool = Fal
     """
     if dtype == "complex64":
         return torch.view_as_complex(noise("float32", (*shape, 2), seed, inverted=inverted))
-    tensor = torch.empty(shape, dtype=torch_dtype(dtype))
+    size = math.prod(shape) * DTYPES[dtype].width
+    # Memory of numpy's, which whoever watches torch does not fill.
+    words = torch.from_numpy(np.empty(-(-size // 8), np.int64))
+    words.random_(-(1 << 63), None, generator=_GENERATOR.manual_seed(seed))
+    tensor = words.view(torch.int8)[:size].view(torch_dtype(dtype)).view(shape)
     here = bits(tensor)
-    here.random_(torch.iinfo(here.dtype).min, None, generator=_GENERATOR.manual_seed(seed))
     if dtype == "bool":
         here.bitwise_and_(1).bitwise_xor_(int(inverted))
         return tensor

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -89,7 +90,8 @@ class _Trace:
                 others = [tensor for name, tensor in self.tensors.items() if name not in own]
                 with kept(own):
                     part = group.part_of(layout)
-                    prove(self.load, self.schema, group.names, part, own, self.spared, barred=others)
+                    # No look at values has been recorded, on which the loader could depend.
+                    self._prove(part, group.names, own, barred=others, once=True)
             proved = True
         except Exception as error:  # noqa: BLE001 - as above
             _log.debug("in groups: %s", error)
@@ -99,8 +101,11 @@ class _Trace:
         return layout, proved
 
     def _proved(self, layout: Layout) -> Layout:
-        prove(self.load, self.schema, self.schema.names, layout, self.tensors, self.spared)
+        self._prove(layout, self.schema.names, self.tensors)
         return layout
+
+    def _prove(self, layout: Layout, names: Sequence[str], own: dict[str, torch.Tensor], **how: Any) -> None:
+        prove(self.load, self.schema, names, layout, own, self.spared, **how)
 
     def by_records(self) -> Layout:
         return layout_by_records(self.load, self.schema, self.tensors, self.spared)
