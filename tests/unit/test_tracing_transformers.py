@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import deltafmt
+from deltafmt.tracing.recorded import layout_by_records
 from tests.cases.common import assert_same, new_root
 
 transformers = pytest.importorskip("transformers", minversion="5")
@@ -39,6 +40,78 @@ def models() -> dict[str, tuple[Any, Any]]:
             transformers.LlamaConfig(**COMMON, intermediate_size=48),
         ),
     }
+
+
+CONVERTED = {
+    "olmoe": "experts, one by one, into stacks",
+    "phimoe": "experts and other names",
+    "hrm_text": "gates and heads fused in the checkpoint",
+    "sarvam_moe": "fused heads, and a router kept in float32",
+    "kimi_k25": "fused, split, permuted for rotary embeddings",
+    "gpt_oss": "stacks as they are",
+}
+
+
+def of_type(kind: str) -> Any:
+    """A small model of one of transformers' types."""
+    small = {
+        **COMMON,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 24,
+        "num_experts": 4,
+        "num_local_experts": 4,
+        "n_routed_experts": 4,
+        "head_dim": 8,
+    }
+    try:
+        config = transformers.AutoConfig.for_model(kind)
+    except ValueError:
+        pytest.skip(f"this release of transformers has no {kind}")
+    for part in (config, getattr(config, "text_config", None), getattr(config, "vision_config", None)):
+        for name, value in small.items():
+            if part is not None and hasattr(part, name):
+                setattr(part, name, value)
+    torch.manual_seed(0)
+    try:
+        return transformers.AutoModelForCausalLM.from_config(config).bfloat16()
+    except ValueError:
+        return transformers.AutoModel.from_config(config).bfloat16()
+
+
+@pytest.mark.parametrize("kind", CONVERTED)
+def test_conversions_are_recorded(kind: str) -> None:
+    from transformers.core_model_loading import revert_weight_conversion
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    model = of_type(kind)
+    live = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    checkpoint = {name: t.clone() for name, t in revert_weight_conversion(model, dict(live)).items()}
+    before = {name: tensor.clone() for name, tensor in live.items()}
+
+    def load(named: Any) -> None:
+        loaded = type(model).from_pretrained(
+            None, config=model.config, state_dict=dict(named), dtype=torch.bfloat16
+        )
+        for key, tensor in loaded.state_dict().items():
+            live[key].copy_(tensor)
+
+    schema = deltafmt.Schema.of(checkpoint)
+    layout = deltafmt.trace_layout(load, schema, live)
+    assert_same(live, before)
+    recorded = layout_by_records(load, schema, live, frozenset())
+    assert recorded.placements == layout.placements
+    assert {placement.source for placement in layout.placements} == set(checkpoint)
+    if kind != "gpt_oss":
+        assert checkpoint.keys() != live.keys()
+    # The checkpoint goes through the layout into the model that it was made from.
+    for name, tensor in live.items():
+        tensor.zero_()
+        for p in layout.placements:
+            if p.target == name:
+                box = checkpoint[p.source][p.source_box.slices()]
+                tensor.as_strided(box.shape, p.strides, tensor.storage_offset() + p.offset).copy_(box)
+    assert_same(live, before)
 
 
 @pytest.mark.parametrize("name", ["mixtral, tied", "qwen3 moe", "llama"])
