@@ -9,12 +9,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from deltafmt.errors import NotFoundError, StoreError
 from deltafmt.format.keys import LINEAGE
 from deltafmt.store.base import Buffer, Entry, Sink, guarded
 from deltafmt.store.fsspec import Create, FsspecStore
+from deltafmt.store.quick import QuickReader
 
 PART_BYTES = 8 << 20
 """Size of an upload's first parts; an object that fits one is written by a single PUT."""
@@ -54,11 +55,22 @@ class S3Store(FsspecStore):
 
     Objects are read by ranged requests in parallel, larger ones written in parts behind the writer's back,
     and created by a single PUT with a condition. Requests time out, and are repeated within a budget.
-    `storage_options` are s3fs's: `key`, `secret`, `endpoint_url`, `client_kwargs`, `config_kwargs`, ...
+    `storage_options` are s3fs's: `key`, `secret`, `endpoint_url`, `client_kwargs`, `config_kwargs`, ...; with
+    `obstore` true objects are read by that (all else stays with s3fs).
     """
+
+    _quick: QuickReader | None = None
 
     protocols: ClassVar[frozenset[str]] = frozenset({"s3", "s3a"})
     creates: ClassVar[Mapping[str, Create]] = dict.fromkeys(protocols, conditional_put)
+
+    @classmethod
+    def open(cls, url: str, options: Mapping[str, Any]) -> Self:
+        quick = options.get("obstore", False)
+        store = super().open(url, {name: value for name, value in options.items() if name != "obstore"})
+        if quick:
+            store._quick = QuickReader(store.fs)
+        return store
 
     @classmethod
     def settings(cls, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,9 +87,33 @@ class S3Store(FsspecStore):
         return int(head["ContentLength"])
 
     def read_all(self, key: str) -> bytes:
+        quick = self._by_obstore(key)
+        if quick is not None:
+            return bytes(quick)
         # Without a range s3fs asks for the size first.
         data: bytes = self._once(key, lambda path: self._cat(path, start=0))
+        self._driver_read(data)
         return data
+
+    def read_range(self, key: str, start: int, stop: int) -> Buffer:
+        quick = self._by_obstore(key, start, stop)
+        if quick is not None:
+            return quick
+        data = super().read_range(key, start, stop)
+        self._driver_read(data)
+        return data
+
+    def _driver_read(self, data: Buffer) -> None:
+        # Where nothing is to be had, for the range is outside of the object, obstore complains rightly.
+        if self._quick is not None and data:
+            self._quick.missed()
+
+    def _by_obstore(self, key: str, start: int = 0, stop: int | None = None) -> Buffer | None:
+        quick = self._quick
+        if quick is None:
+            return None
+        found: Buffer | None = self._once(key, lambda path: quick.read(path, start, stop))
+        return found
 
     def put(self, key: str, data: Buffer) -> None:
         if memoryview(data).nbytes <= PART_BYTES:

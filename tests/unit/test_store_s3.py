@@ -369,3 +369,74 @@ def test_options_reach_the_driver_and_stay_there(moto: MotoServer) -> None:
     fs = moto.filesystem()
     assert not any(secret.encode() in fs.cat_file(path) for path in fs.find(url))
     assert secret not in repr(writer) + repr(store) + json.dumps(store.url)
+
+
+def by_obstore(server: Server, **options: Any) -> S3Store:
+    return opened(server, obstore=True, **options)
+
+
+def test_obstore_reads_what_s3fs_writes(seaweed: SeaweedServer, asked: list[str]) -> None:
+    store = by_obstore(seaweed)
+    data = secrets.token_bytes(3 << 20)
+    store.put("files/a", data)
+    asked.clear()
+    assert store.read_all("files/a") == data
+    assert [bytes(part) for part in store.read_ranges([Range("files/a", 5, 1 << 20)])] == [data[5 : 1 << 20]]
+    with pytest.raises(deltafmt.NotFoundError):
+        store.read("files/none")
+    assert set(asked) <= {"HeadObject"}, "s3fs reads nothing"
+
+
+def test_a_receiver_reads_by_obstore(seaweed: SeaweedServer, asked: list[str]) -> None:
+    url, options = seaweed.url(), {**seaweed.storage_options, "obstore": True}
+    tensors = {"w": torch.zeros(5000, dtype=torch.bfloat16)}
+    with deltafmt.Writer(url, storage_options=options) as writer:
+        writer.publish_anchor(tensors)
+        tensors["w"][::7] += 1
+        writer.publish(tensors)
+    asked.clear()
+    live = {"w": torch.ones(5000, dtype=torch.bfloat16)}
+    receiver = deltafmt.Receiver(url, live, storage_options=options)
+    assert receiver.advance() == 1
+    assert torch.equal(live["w"], tensors["w"])
+    receiver.close()
+    assert "GetObject" not in asked
+
+
+def test_what_obstore_cannot_do_s3fs_does(
+    moto: MotoServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = by_obstore(moto)
+    store.put("files/a", b"abc")
+    assert store.read_all("files/a") == b"abc"
+    quick = store._quick
+    assert quick is not None
+    monkeypatch.setattr(quick, "_buckets", {store._place("files/a")[0]: None})
+    for _ in range(5):
+        assert store.read_all("files/a") == b"abc"
+        assert bytes(store.read_range("files/a", 1, 2)) == b"b"
+    assert caplog.text.count("obstore cannot read here") == 1
+
+
+def test_errors_are_the_same_by_obstore(seaweed: SeaweedServer) -> None:
+    options = {**seaweed.storage_options, "secret": "wrong"}
+    found = []
+    for more in ({}, {"obstore": True}):
+        store = open_store(seaweed.url(), {**options, **more})
+        with pytest.raises(deltafmt.DeltafmtError) as caught:
+            store.read("files/a")
+        found.append((type(caught.value), caught.value.kind, str(caught.value)))
+    assert found[0] == found[1]
+
+
+def test_a_child_reads_by_s3fs_after_a_fork(seaweed: SeaweedServer) -> None:
+    store = by_obstore(seaweed)
+    store.put("files/a", b"abc")
+    assert store.read_all("files/a") == b"abc"
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=lambda: theirs.send(store.read_all("files/a")))
+    child.start()
+    assert ours.poll(60)
+    assert ours.recv() == b"abc"
+    child.join()

@@ -53,3 +53,9 @@ class TestMoto(StoreSuite):
     @pytest.fixture
     def store(self, moto: MotoServer) -> Store:
         return open_store(moto.url(), moto.storage_options)
+
+
+class TestSeaweedByObstore(StoreSuite):
+    @pytest.fixture
+    def store(self, seaweed: SeaweedServer) -> Store:
+        return open_store(seaweed.url(), {**seaweed.storage_options, "obstore": True})

@@ -33,16 +33,24 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks", type=int, nargs="*", default=[1, 4], metavar="N", help="writer ranks (default: 1 4)"
     )
+    parser.add_argument(
+        "--obstore", action="store_true", help="read by obstore (the bare transfers stay with s3fs)"
+    )
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="best of so many (default: 3)")
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     with SeaweedServer() as server:
-        rows = [_measure(server, options.size * MIB, ranks, options.repeat) for ranks in options.ranks]
+        reading = {"obstore": True} if options.obstore else {}
+        rows = [
+            _measure(server, options.size * MIB, ranks, options.repeat, reading) for ranks in options.ranks
+        ]
     return {"server": server.name, "streams": STREAMS, "rows": rows}
 
 
-def _measure(server: SeaweedServer, size: int, ranks: int, repeat: int) -> dict[str, Any]:
+def _measure(
+    server: SeaweedServer, size: int, ranks: int, repeat: int, reading: dict[str, Any]
+) -> dict[str, Any]:
     url, options = server.url(), server.storage_options
     model = _random_model(size, max(ranks, -(-size // PIECE)))
     parts = [dict(list(model.items())[rank::ranks]) for rank in range(ranks)]
@@ -64,7 +72,7 @@ def _measure(server: SeaweedServer, size: int, ranks: int, repeat: int) -> dict[
     publish = best_of(repeat, anchor)
 
     live = {name: torch.zeros_like(tensor) for name, tensor in model.items()}
-    receiver = deltafmt.Receiver(url, live, storage_options=options)
+    receiver = deltafmt.Receiver(url, live, storage_options={**options, **reading})
     receiver.advance()
 
     def cold() -> None:
