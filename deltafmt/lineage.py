@@ -137,7 +137,7 @@ class Lineage:
             yield each.version, first if isinstance(first, FormatError) else _info(first, each.further, floor)
 
     def info(self, version: int | None = None) -> VersionInfo:
-        """One line of the log."""
+        """One line of the log (default: the newest version's); `NotFoundError` if there is no such version."""
         first, *further = self.history.ways(self._version(version))
         return _info(first, [way.manifest.base for way in further], self.history.known_floor)
 
@@ -152,7 +152,7 @@ class Lineage:
         return self.history.schema(self.manifest(version).schema)
 
     def files(self, version: int | None = None) -> dict[str, bytes]:
-        """The version's side files (config.json, tokenizer), checked, by name."""
+        """The version's side files (config.json, tokenizer) by name; `ChecksumError` for one that is damaged."""
         return side_files(self.history.store, self.manifest(version).files)
 
     def read(self, version: int | None = None, names: Iterable[str] | None = None) -> dict[str, torch.Tensor]:
@@ -184,7 +184,8 @@ class Lineage:
     def changes(self, version: int | None = None) -> pa.RecordBatchReader:
         """The elements whose bits differ from the version's base, as Arrow batches that stream.
 
-        Columns: `tensor` (name), `index` (flat, canonical), `old` and `new` (bit patterns, zero-extended).
+        Columns: `tensor` (name, dictionary of int32), `index` (uint64: flat, canonical), `old` and `new` (uint64: bit
+        patterns, zero-extended).
         Tensors that the base lacks, or has in another shape, come whole with `old` null. Raises
         `NotFoundError` (`base-none`) for a version that is an anchor.
         """
@@ -198,7 +199,7 @@ class Lineage:
         return self.diff(manifest.base, manifest.version)
 
     def diff(self, old: int, new: int) -> pa.RecordBatchReader:
-        """Like `changes`, between any two versions."""
+        """Like `changes`, between any two versions; the older number need not come first."""
         old, new = version_number(old), version_number(new)
         before, after = self.schema(old), self.schema(new)
         names = [after.names[row] for row in after.owners]
@@ -250,7 +251,11 @@ class Lineage:
         file_bytes: int = FILE_BYTES,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Path]:
-        """Write a version as safetensors files with their index and the side files; returns their paths."""
+        """Write a version as safetensors files with their index and the side files; returns their paths.
+
+        A file takes up to `file_bytes`; `progress` gets (bytes done, bytes in all). Raises `StoreError`: `export-exists`
+        for a folder that is not empty, `store-failed` where it cannot be written.
+        """
         number = self._version(version)
         with self._leased() as lease:
             return export_version(

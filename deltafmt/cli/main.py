@@ -9,11 +9,26 @@ import sys
 from collections.abc import Sequence
 
 import deltafmt
-from deltafmt.cli import cat, create, demo, diff, dump, export, gc, log, publish, show, squash, verify, watch
+from deltafmt.cli import (
+    anchor,
+    cat,
+    create,
+    demo,
+    diff,
+    dump,
+    export,
+    gc,
+    log,
+    publish,
+    show,
+    squash,
+    verify,
+    watch,
+)
 from deltafmt.cli.failures import INTERRUPTED, PIPE_CLOSED, USAGE, report
 from deltafmt.cli.output import Output
 
-VERBS = (create, publish, log, watch, show, dump, verify, gc, diff, squash, export, cat, demo)
+VERBS = (create, publish, log, watch, show, dump, verify, gc, diff, squash, anchor, export, cat, demo)
 
 _DESCRIPTION = """\
 Publish versions of a policy's weights as small deltas through any storage, and look at what was published.
@@ -28,6 +43,7 @@ Publish versions of a policy's weights as small deltas through any storage, and 
   deltafmt gc s3://bucket/run --keep-last 20             what can be removed; --apply removes it
   deltafmt dump s3://bucket/run versions/00000000000000000012.dfm
   deltafmt squash s3://bucket/run 10 12                  one way over a run of deltas, for receivers far behind
+  deltafmt anchor s3://bucket/run 12                     all of one version, so that readers and gc can start there
   deltafmt export s3://bucket/run latest ./v12           ordinary safetensors again
   deltafmt cat s3://bucket/run model.norm.weight         one tensor
   deltafmt demo                                          train, publish, follow: all of it, here, in a minute

@@ -131,7 +131,7 @@ def load_key(path: str | os.PathLike[str]) -> HmacKey | SigningKey | VerifyKey:
     """The key in a file: an Ed25519 key, private or public, as PEM, or a shared secret in hex digits.
 
     `openssl genpkey -algorithm ed25519` makes a private key, `openssl pkey -pubout` its public half, and
-    `openssl rand -hex 32` a secret.
+    `openssl rand -hex 32` a secret. Raises `ValueError` for what is no key, and `OSError` for a file that cannot be read.
     """
     text = Path(path).read_bytes()
     if b"-----BEGIN" not in text:

@@ -136,6 +136,8 @@ class Receiver:
         repaired from an anchor, once. Where retention has removed the version held, or what leads on from it,
         the newest anchor takes its place; `VersionGoneError` says that it has removed `version`.
 
+        Raises `NotFoundError` (`version-missing`) where there is no such version, or none yet.
+
         In a group, each rank fetches and checks, then writes, then keeps, and goes on only when all have done
         so; where one has not, all go back to what they held (or to no known version, if the old bits were not
         kept). That rank raises what went wrong, and the others `IncompleteError`.

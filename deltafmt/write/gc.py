@@ -151,7 +151,7 @@ def _new_floor(history: History, before: int, newest: int, keep_last: int) -> tu
         return version, None
     return version, (
         f"more than {keep_last} stay: no version from {version + 1} to {wanted} has an anchor with its data, "
-        "from which a reader could start; Lineage.add_anchor adds one"
+        "from which a reader could start; `deltafmt anchor` or Lineage.add_anchor adds one"
     )
 
 

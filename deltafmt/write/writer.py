@@ -40,6 +40,11 @@ class Writer:
     make the same calls. They talk by `group` (or torch.distributed's default group, if it has just
     these ranks), else through the root. Of parts that several ranks hold the lowest rank stores one, and the
     others' must be equal.
+
+    Whatever a call raises, no version has come to exist, and the next call tries again; `CommitUnknownError` alone
+    leaves that open, and the next call finds out. `SchemaError` and `LayoutError` tell of tensors that cannot be
+    published as they are, `IncompleteError` of other ranks, `StoreError` of storage, and `UnsupportedError` of
+    storage on which two writers could both win.
     """
 
     def __init__(
@@ -99,7 +104,8 @@ class Writer:
         """Publish all elements as the next version; makes the root if there is none. Returns the version.
 
         Without `store_data` only digests are stored: say in `meta` (as `hint`) where the bytes are, and
-        receivers that hold them `adopt` the version. `files` (name -> bytes or path) are kept beside it.
+        receivers that hold them `adopt` the version. `files` (name -> bytes or path) are kept beside it;
+        `NotFoundError` (`file-unreadable`) for a path that cannot be read.
         """
         with self._lock:
             self._background.finish()
@@ -117,7 +123,8 @@ class Writer:
         """Publish what changed as the next version, also when nothing did. Returns the version.
 
         `files` None keeps the base's side files. New or reshaped tensors are stored whole, missing ones
-        leave the schema. Raises `CommitConflictError` if another writer took the number: nothing is changed
+        leave the schema. Raises `NotFoundError` (`version-missing`) before the first anchor, `SchemaError`
+        (`dtype-mismatch`) where a dtype changes, and `CommitConflictError` if another writer took the number: nothing is changed
         then, and `resume` starts anew from its version.
         """
         with self._lock:

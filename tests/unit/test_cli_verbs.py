@@ -202,6 +202,18 @@ def test_squash(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_json(capsys, "squash", root, 0, 9, code=2)["kind"] == "version-missing"
 
 
+def test_anchor(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    added = run_json(capsys, "anchor", root, 1)
+    assert (added["version"], added["existed"]) == (1, False)
+    assert added["stored_bytes"] > 0
+    assert [line["ways"] for line in run_json(capsys, "log", root)] == [[None], [0, None], [1]]
+    assert "was there already" in run(capsys, "anchor", root, 1)
+    assert "anchor of version 2 added" in run(capsys, "anchor", root)
+    assert run_json(capsys, "verify", root)["ok"]
+    assert run_json(capsys, "gc", root, "--keep-last", 1)["floor"] == 2
+    assert run_json(capsys, "anchor", root, 9, code=2)["kind"] == "version-missing"
+
+
 def test_nothing_there_and_no_driver(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_json(capsys, "log", tmp_path / "none", code=2)["kind"] == "lineage-missing"
     run(capsys, "log", "nosuchscheme://x/y", code=2)

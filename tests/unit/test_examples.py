@@ -48,3 +48,12 @@ def test_examples_say_how_they_are_run(example: Path) -> None:
     lines = [line.split() for line in (ast.get_docstring(ast.parse(example.read_text())) or "").splitlines()]
     told = [line for line in lines if line and line[0] in {"python", "torchrun"}]
     assert any(f"tools/examples/{example.name}" in line for line in told)
+
+
+@pytest.mark.parametrize("example", ["ranks.py", "two_ranks.py", "train_and_follow.py", "what_changed.py"])
+def test_examples_without_a_root_say_what_they_need(example: str) -> None:
+    command = [sys.executable, str(EXAMPLES / example)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
+    assert done.returncode == 1
+    assert f"tools/examples/{example} ./run" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -12,8 +12,10 @@ import torch
 from safetensors.torch import save_file
 
 from deltafmt.cli import main
+from deltafmt.cli.main import VERBS
 
-GUIDES = Path(__file__).resolve().parents[2] / "spec" / "guide"
+ROOT = Path(__file__).resolve().parents[2]
+GUIDES = ROOT / "spec" / "guide"
 
 
 def fences(page: str, language: str) -> list[str]:
@@ -46,3 +48,23 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Path("newest/model.safetensors").exists()
     for example in fences("retention.md", "python"):
         exec(compile(example, "retention.md", "exec"), {})
+
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "spec").rglob("*.md")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" not in link:
+            assert (page.parent / link.partition("#")[0]).exists(), link
+    for path in re.findall(r"`((?:tools|spec)/[\w./-]+)`", text):
+        assert (ROOT / path).exists(), path
+
+
+def test_every_verb_is_told_in_a_guide() -> None:
+    told = "".join(page.read_text() for page in GUIDES.glob("*.md")) + (ROOT / "README.md").read_text()
+    for verb in VERBS:
+        name = verb.__name__.rsplit(".", 1)[-1]
+        assert re.search(rf"deltafmt {name}\b", told), name

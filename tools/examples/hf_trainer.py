@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """transformers' Trainer publishes a tiny model after each optimizer step.
 
+    pip install 'deltafmt[transformers]'
     python tools/examples/hf_trainer.py ./run
 
 TRL's trainers take the same callback.
@@ -57,4 +58,6 @@ def main(root: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     main(sys.argv[1])

@@ -44,4 +44,6 @@ def main(root: str, steps: int = 5) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     main(sys.argv[1])
