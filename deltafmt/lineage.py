@@ -253,8 +253,8 @@ class Lineage:
     ) -> list[Path]:
         """Write a version as safetensors files with their index and the side files; returns their paths.
 
-        A file takes up to `file_bytes`; `progress` gets (bytes done, bytes in all). Raises `StoreError`: `export-exists`
-        for a folder that is not empty, `store-failed` where it cannot be written.
+        A file takes up to `file_bytes`; `progress` gets (bytes done, bytes in all). Raises `StoreError`:
+        `export-exists` for a folder that is not empty, `store-failed` where it cannot be written.
         """
         number = self._version(version)
         with self._leased() as lease:

@@ -124,8 +124,8 @@ class Writer:
 
         `files` None keeps the base's side files. New or reshaped tensors are stored whole, missing ones
         leave the schema. Raises `NotFoundError` (`version-missing`) before the first anchor, `SchemaError`
-        (`dtype-mismatch`) where a dtype changes, and `CommitConflictError` if another writer took the number: nothing is changed
-        then, and `resume` starts anew from its version.
+        (`dtype-mismatch`) where a dtype changes, and `CommitConflictError` if another writer took the number:
+        nothing is changed then, and `resume` starts anew from its version.
         """
         with self._lock:
             self._background.finish()
