@@ -129,7 +129,7 @@ def noise(dtype: str, shape: tuple[int, ...], seed: int, *, inverted: bool = Fal
         return torch.view_as_complex(noise("float32", (*shape, 2), seed, inverted=inverted))
     size = math.prod(shape) * DTYPES[dtype].width
     # Memory of numpy's, which whoever watches torch does not fill.
-    words = torch.from_numpy(np.empty(-(-size // 8), np.int64))
+    words = torch.from_numpy(np.empty(max(1, -(-size // 8)), np.int64))
     words.random_(-(1 << 63), None, generator=_GENERATOR.manual_seed(seed))
     tensor = words.view(torch.int8)[:size].view(torch_dtype(dtype)).view(shape)
     here = bits(tensor)

@@ -8,6 +8,7 @@ tensors keep their bits: what would be written into them is told to the carrier 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Protocol, Self
@@ -60,6 +61,7 @@ class Recorder:
     def __init__(self, carrier: Carrier) -> None:
         self.carrier = carrier
         self.doubt: str | None = None
+        self._lock = threading.RLock()
         self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def watch(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -88,7 +90,9 @@ class Recorder:
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Do one operation of the loader."""
         try:
-            return self._run(func, args, kwargs)
+            # Views of ordinary tensors are ordinary, also in inference mode.
+            with self._lock, torch.inference_mode(mode=False):
+                return self._run(func, args, kwargs)
         except Exception as error:
             self.doubt = self.doubt or f"{func}: {error}"
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -315,9 +316,9 @@ def test_writes_of_other_threads_into_buffers_are_not_overlooked() -> None:
     case.check(deltafmt.trace_layout(case.load, case.schema, case.targets))
 
 
-def test_thousands_of_tensors() -> None:
-    source = {f"w{k}": torch.zeros(2, 3, dtype=torch.bfloat16) for k in range(2000)}
-    targets = {f"t{k}": torch.zeros(6, 2, dtype=torch.bfloat16) for k in range(1000)}
+def test_hundreds_of_tensors() -> None:
+    source = {f"w{k}": torch.zeros(2, 3, dtype=torch.bfloat16) for k in range(600)}
+    targets = {f"t{k}": torch.zeros(6, 2, dtype=torch.bfloat16) for k in range(300)}
 
     def load(named: Named) -> Any:
         for name, tensor in named:
@@ -325,7 +326,7 @@ def test_thousands_of_tensors() -> None:
             targets[f"t{k // 2}"][k % 2 * 3 : k % 2 * 3 + 3].copy_(tensor.T)
 
     layout = deltafmt.trace_layout(load, deltafmt.Schema.of(source), targets)
-    assert len(layout.placements) == 2000
+    assert len(layout.placements) == 600
     assert {p.source_box.shape for p in layout.placements} == {(2, 3)}
     assert {p.strides for p in layout.placements} == {(1, 2)}
 
@@ -439,3 +440,68 @@ def test_parameters_whose_data_is_replaced_are_given_back() -> None:
     assert caught.value.kind == "target-unfilled"
     assert module.weight.data_ptr() == address
     assert torch.equal(module.weight, before)
+
+
+def test_many_threads_that_load_into_one_tensor() -> None:
+    source = {f"w{k}": torch.zeros(3, 5, dtype=torch.bfloat16) for k in range(60)}
+    target = torch.zeros(5, 180, dtype=torch.bfloat16)
+
+    def one(item: tuple[int, torch.Tensor]) -> None:
+        place, tensor = item
+        target[:, 3 * place : 3 * place + 3] = torch.stack(list(tensor)).T
+
+    def load(named: Named) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(one, enumerate(tensor for _, tensor in named)))
+
+    schema = deltafmt.Schema.of(source)
+    layout = layout_by_records(load, schema, {"t": target}, frozenset())
+    assert len(layout.placements) == 60
+    assert set(layout.placements) == set(deltafmt.trace_layout(load, schema, {"t": target}).placements)
+
+
+def test_scalars_empty_tensors_inference_mode_and_pairs() -> None:
+    source = {
+        "scale": torch.tensor(0.5),
+        "none": torch.zeros(0, 4),
+        "one": torch.zeros(1, 1),
+        "w": torch.zeros(2, 3),
+    }
+    targets = {"scales": torch.zeros(2), "none": torch.zeros(0, 4), "w": torch.zeros(()), "x": torch.zeros(6)}
+
+    def load(named: Named) -> None:
+        given = dict(named)
+        with torch.inference_mode():
+            targets["scales"][0] = given["scale"]
+            targets["scales"][1:].copy_(given["one"][0])
+            targets["none"].copy_(given["none"])
+            targets["w"].copy_(given["w"][1, 2])
+            targets["x"].copy_(torch.cat([given["none"].view(-1), given["w"].view(-1)]))
+
+    schema = deltafmt.Schema.of(source)
+    recorded = layout_by_records(load, schema, targets, frozenset())
+    assert {(p.source, p.target, p.offset) for p in recorded.placements} == {
+        ("scale", "scales", 0),
+        ("one", "scales", 1),
+        ("w", "w", 0),
+        ("w", "x", 0),
+    }
+    assert set(deltafmt.trace_layout(load, schema, iter(targets.items())).placements) == set(
+        recorded.placements
+    )
+
+
+def test_a_module_loads_itself_and_keeps_its_parameters() -> None:
+    module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    before = copied(module.state_dict())
+    source = {name: torch.zeros_like(tensor) for name, tensor in before.items()}
+
+    def load(named: Named) -> None:
+        module.load_state_dict(dict(named))
+
+    schema = deltafmt.Schema.of(source)
+    recorded = layout_by_records(load, schema, module.state_dict(), frozenset())
+    layout = deltafmt.trace_layout(load, schema, module.state_dict())
+    assert layout.placements == recorded.placements == deltafmt.Layout.identity(schema).placements
+    assert_same(copied(module.state_dict()), before)
+    assert all(type(parameter) is nn.Parameter for parameter in module.parameters())
