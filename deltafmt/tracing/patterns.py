@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -125,11 +126,16 @@ def noise(dtype: str, shape: tuple[int, ...], seed: int, *, inverted: bool = Fal
 
     Inverted, no element has the bits that it has otherwise.
     """
-    if dtype == "complex64":
-        return torch.view_as_complex(noise("float32", (*shape, 2), seed, inverted=inverted))
+    # Whoever watches torch has no business here.
+    with torch._C._DisableTorchDispatch():
+        if dtype == "complex64":
+            return torch.view_as_complex(_noise("float32", (*shape, 2), seed, inverted=inverted))
+        return _noise(dtype, shape, seed, inverted=inverted)
+
+
+def _noise(dtype: str, shape: tuple[int, ...], seed: int, *, inverted: bool) -> torch.Tensor:
     size = math.prod(shape) * DTYPES[dtype].width
-    # Memory of numpy's, which whoever watches torch does not fill.
-    words = torch.from_numpy(np.empty(max(1, -(-size // 8)), np.int64))
+    words = torch.empty(-(-size // 8), dtype=torch.int64)
     words.random_(-(1 << 63), None, generator=_GENERATOR.manual_seed(seed))
     tensor = words.view(torch.int8)[:size].view(torch_dtype(dtype)).view(shape)
     here = bits(tensor)
@@ -137,7 +143,9 @@ def noise(dtype: str, shape: tuple[int, ...], seed: int, *, inverted: bool = Fal
         here.bitwise_and_(1).bitwise_xor_(int(inverted))
         return tensor
     if tensor.is_floating_point():
-        _plant(tensor, seed)
+        special = _special(dtype, seed % 5)[: here.numel()]
+        start = seed % (here.numel() - len(special) + 1)
+        here.view(-1)[start : start + len(special)] = special
     if inverted:
         here.bitwise_not_()
     if tensor.is_floating_point():
@@ -146,10 +154,8 @@ def noise(dtype: str, shape: tuple[int, ...], seed: int, *, inverted: bool = Fal
     return tensor
 
 
-def _plant(tensor: torch.Tensor, seed: int) -> None:
-    """Put in values that arithmetic does not leave as they are, which chance may have left out."""
-    special = torch.tensor([float("inf"), -0.0, float("nan"), float("-inf"), 1e-45]).to(tensor.dtype)
-    flat = tensor.view(-1)
-    count = min(len(special), len(flat))
-    start = seed % (len(flat) - count + 1)
-    bits(flat[start : start + count]).copy_(bits(special.roll(seed)[:count]))
+@cache
+def _special(dtype: str, turned: int) -> torch.Tensor:
+    """Bits of values that arithmetic does not leave as they are, which chance may have left out."""
+    values = torch.tensor([float("inf"), -0.0, float("nan"), float("-inf"), 1e-40])
+    return bits(values.roll(turned).to(torch_dtype(dtype)))

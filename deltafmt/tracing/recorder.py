@@ -90,9 +90,12 @@ class Recorder:
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Do one operation of the loader."""
         try:
-            # Views of ordinary tensors are ordinary, also in inference mode.
-            with self._lock, torch.inference_mode(mode=False):
-                return self._run(func, args, kwargs)
+            with self._lock:
+                if not torch.is_inference_mode_enabled():
+                    return self._run(func, args, kwargs)
+                # Views of ordinary tensors must be ordinary in this mode too, which is left without gradients.
+                with torch.inference_mode(mode=False), torch.no_grad():
+                    return self._run(func, args, kwargs)
         except Exception as error:
             self.doubt = self.doubt or f"{func}: {error}"
             raise
