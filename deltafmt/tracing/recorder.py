@@ -1,9 +1,9 @@
 """Tensors without elements of their own, whose every use is seen: what a loader does to them is written down.
 
 A `Stand` looks to the loader like an ordinary tensor of its shape, dtype and device. Behind it stands another
-tensor, the carrier, on which views are made in its place; every other operation goes to the `Carrier`, which
-knows it or is `UnsureError`. Operations on ordinary tensors are seen too, on the thread that traces, so that local
-tensors keep their bits: what would be written into them is told to the carrier instead.
+tensor, the carrier's, on which views are made in its place; every other operation goes to the `Carrier`, or is
+not known and raises `UnsureError`. Operations on ordinary tensors are seen too, on the thread that traces, so
+that local tensors keep their bits: what would be written into them is told to the carrier instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from deltafmt.tracing.meet import UnsureError
 from deltafmt.tracing.running import tensors_in
 
 _aten = torch.ops.aten
-_LAZY = (_aten._conj.default, _aten._neg_view.default, _aten.view_as_real.default, _aten.as_strided_.default)
 
 
 class Held:
@@ -105,12 +104,12 @@ class Recorder:
         stands = any(isinstance(tensor, Stand) for tensor in tensors)
         if not stands and (_is_view(func) or not any(map(self._is_known, tensors))):
             return func(*args, **kwargs)
-        if _is_view(func) and func not in _LAZY:
+        if _is_view(func):
             return self._view(func, args, kwargs)
         operation = self.carrier.operation(func)
         if operation is None:
             raise UnsureError("not known as a move")
-        if stands and func._schema.is_mutable and not self._is_known(args[0]):
+        if func._schema.is_mutable and not self._is_known(args[0]):
             self.watch(args[0])
         given = {key: self._shown(value) for key, value in kwargs.items()}
         made = operation(*map(self._shown, args), **given)
@@ -139,9 +138,11 @@ class Recorder:
             tensor = base.tensor.view(dtype) if base.tensor.is_meta else base.tensor
             return Stand(Held(tensor, dtype, base.device), self)
         made = func(base.tensor, *args[1:], **kwargs)
-        if isinstance(made, torch.Tensor):
-            return Stand(Held(made, base.dtype, base.device), self)
-        return [Stand(Held(tensor, base.dtype, base.device), self) for tensor in made]
+        parts = [made] if isinstance(made, torch.Tensor) else list(made)
+        if any(part.dtype != base.tensor.dtype or part.is_conj() or part.is_neg() for part in parts):
+            raise UnsureError("elements are looked at as others")
+        stands = [Stand(Held(part, base.dtype, base.device), self) for part in parts]
+        return stands[0] if isinstance(made, torch.Tensor) else stands
 
 
 class Stand(torch.Tensor):

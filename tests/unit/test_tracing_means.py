@@ -505,3 +505,47 @@ def test_a_module_loads_itself_and_keeps_its_parameters() -> None:
     assert layout.placements == recorded.placements == deltafmt.Layout.identity(schema).placements
     assert_same(copied(module.state_dict()), before)
     assert all(type(parameter) is nn.Parameter for parameter in module.parameters())
+
+
+def test_complex_views_and_conjugates_are_not_taken_for_others() -> None:
+    source = {"z": torch.zeros(4, 6, dtype=torch.complex64), "w": torch.zeros(4, 2)}
+    targets = {"z": torch.zeros(6, 4, dtype=torch.complex64), "w": torch.zeros(4, dtype=torch.complex64)}
+    schema = deltafmt.Schema.of(source)
+
+    def load(named: Named) -> None:
+        given = dict(named)
+        targets["z"].copy_(given["z"].T)
+        targets["w"].copy_(torch.view_as_complex(given["w"]))
+
+    with pytest.raises(UnsureError):
+        layout_by_records(load, schema, targets, frozenset())
+    with pytest.raises(LayoutError):
+        deltafmt.trace_layout(load, schema, targets)
+    del targets["w"]
+    for conjugate in (False, True):
+
+        def turn(named: Named, conjugate: bool = conjugate) -> None:
+            whole = dict(named)["z"]
+            targets["z"].copy_((whole.conj() if conjugate else whole).T)
+
+        if conjugate:
+            with pytest.raises(LayoutError):
+                deltafmt.trace_layout(turn, schema, targets)
+        else:
+            assert len(layout_by_records(turn, schema, targets, frozenset()).placements) == 1
+
+
+def test_local_tensors_are_moved_about_after_loading() -> None:
+    source = {"w": torch.arange(24, dtype=torch.int32).view(4, 6)}
+    target = torch.zeros(6, 4, dtype=torch.int32)
+
+    def load(named: Named) -> None:
+        target.view(4, 6).copy_(dict(named)["w"])
+        buffer = torch.empty(4, 6, dtype=torch.int32)
+        buffer.copy_(target.view(4, 6))
+        target.copy_(buffer.T)
+
+    schema = deltafmt.Schema.of(source)
+    layout = layout_by_records(load, schema, {"t": target}, frozenset())
+    assert layout.placements == deltafmt.trace_layout(load, schema, {"t": target}).placements
+    assert layout.placements[0].strides == (1, 4)
