@@ -35,6 +35,28 @@ def test_python(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         exec(compile(example, f"{page}, example {number}", "exec"), names)
 
 
+def test_first_page(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    model = torch.nn.Linear(8, 8).bfloat16()
+
+    def train(model: torch.nn.Linear, batch: int) -> None:
+        with torch.no_grad():
+            model.weight[batch] += 1
+
+    engine = {name: torch.empty_like(tensor) for name, tensor in model.state_dict().items()}
+    names = {
+        "model": model,
+        "train": train,
+        "batches": range(3),
+        "engine_tensors": engine,
+        "engine_layout": None,
+    }
+    assert "/shared/run" in example
+    exec(compile(example.replace("/shared/run", str(tmp_path / "run")), "README.md", "exec"), names)
+    assert names["receiver"].version == 3  # type: ignore[attr-defined]
+    assert all(torch.equal(engine[name], tensor) for name, tensor in model.state_dict().items())
+
+
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     weights = {"w": torch.randn(100, 50).bfloat16(), "v": torch.zeros(3)}
