@@ -59,6 +59,7 @@ REASONS: dict[str, str] = {
     "signature-wrong": "a signature that the object's bytes do not have by the key that it names",
     "signature-place": "a signature that is not the last entry of its body",
     "key-missing": "no key to sign with, where signatures are demanded",
+    "extra-missing": "a package that only some users need and that is not installed",
     "key-unfit": "a key that cannot do what it is given for",
     "target-digest": "a further way without its target's digest, or a version with one",
     "footer-offset": "a trailer that points outside its shard",

@@ -52,6 +52,7 @@ _ADVICE_BY_KIND = {
     "lineage-exists": "publish to it: deltafmt publish URL DIR",
     "signature-missing": "it was published without --sign-with; drop --trust to take it all the same",
     "signature-untrusted": "give the public half of the key that it names with --trust",
+    "extra-missing": "install it into the environment that runs this command",
     "key-missing": "sign what is added: --sign-with FILE",
     "signature-wrong": "somebody changed it after it was signed, or it was signed by somebody else",
     "version-missing": "`deltafmt log URL` lists the versions that are there",
@@ -84,7 +85,7 @@ def classify(error: BaseException) -> tuple[int, str] | None:
     if isinstance(error, OSError):
         return STORAGE, "check the URL, the network, permissions and free space"
     if isinstance(error, ImportError):
-        return USAGE, "install what is missing, for S3: pip install 'deltafmt[s3]'"
+        return USAGE, "install what is missing; deltafmt's extras are s3, sign, transformers and demo"
     return None
 
 

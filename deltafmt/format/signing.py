@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -90,7 +91,8 @@ class SigningKey:
     signature_bytes = 64
 
     def __init__(self, private_bytes: bytes) -> None:
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        with _extra():
+            from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
         self._key: Ed25519PrivateKey = Ed25519PrivateKey.from_private_bytes(private_bytes)
         self.verifier = VerifyKey(self._key.public_key().public_bytes_raw())
@@ -109,7 +111,8 @@ class VerifyKey:
     algorithm = "ed25519"
 
     def __init__(self, public_bytes: bytes) -> None:
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+        with _extra():
+            from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
         self._key: Ed25519PublicKey = Ed25519PublicKey.from_public_bytes(public_bytes)
         self.key_id = _key_id(self.algorithm, public_bytes)
@@ -131,7 +134,8 @@ def load_key(path: str | os.PathLike[str]) -> HmacKey | SigningKey | VerifyKey:
     """The key in a file: an Ed25519 key, private or public, as PEM, or a shared secret in hex digits.
 
     `openssl genpkey -algorithm ed25519` makes a private key, `openssl pkey -pubout` its public half, and
-    `openssl rand -hex 32` a secret. Raises `ValueError` for what is no key, and `OSError` for a file that cannot be read.
+    `openssl rand -hex 32` a secret. Raises `ValueError` for what is no key, `OSError` for a file that cannot be read, and
+    `UnsupportedError` (`extra-missing`) for an Ed25519 key where `cryptography` is not installed.
     """
     text = Path(path).read_bytes()
     if b"-----BEGIN" not in text:
@@ -140,8 +144,9 @@ def load_key(path: str | os.PathLike[str]) -> HmacKey | SigningKey | VerifyKey:
         except ValueError as error:
             # The text is a secret, and stays out of the message.
             raise ValueError(f"{path} holds no PEM, nor 64 or more hex digits") from error.__cause__
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+    with _extra():
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
     if b"PRIVATE" in text:
         private = serialization.load_pem_private_key(text, None)
@@ -224,6 +229,16 @@ def _no_key(value: object) -> UnsupportedError:
     return UnsupportedError(
         "this is no key; load_key(path) reads one from a file", kind="key-unfit", found=type(value).__name__
     )
+
+
+@contextmanager
+def _extra() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise UnsupportedError(
+            "Ed25519 keys need the package cryptography: pip install 'deltafmt[sign]'", kind="extra-missing"
+        ) from error
 
 
 def _key_id(algorithm: str, material: bytes) -> bytes:

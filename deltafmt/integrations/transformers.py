@@ -6,10 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
 
 from deltafmt.shards import Shards, shards_of
 from deltafmt.write.writer import Writer
+
+try:
+    from transformers import TrainerCallback
+except ImportError as error:
+    raise ImportError(
+        "this integration needs transformers and accelerate: pip install 'deltafmt[transformers]'"
+    ) from error
 
 
 class PublishCallback(TrainerCallback):  # type: ignore[misc]
@@ -18,7 +24,7 @@ class PublishCallback(TrainerCallback):  # type: ignore[misc]
     `writer` is this process's writer: of a sharded model every rank has one, of a replicated model (DDP) only
     those that have one publish. `select` gives what to publish of the model, by default all parameters and
     persistent buffers as this rank holds them. The first version of a root is an anchor, whenever it comes;
-    the trainer's global step is the step of each version.
+    the trainer's global step is the step of each version. What publishing raises ends the training.
     """
 
     def __init__(

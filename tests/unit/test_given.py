@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +152,24 @@ def test_names_of_another_model(root: Path) -> None:
     with pytest.raises(LayoutError, match=r"one of 'w', 'b'") as caught:
         deltafmt.Receiver(root, {"model.w": WEIGHTS["w"]})
     assert caught.value.kind == "target-unfilled"
+
+
+def test_packages_that_are_not_installed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = root.parent / "key.pem"
+    key.write_text("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("cryptography", "transformers"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "deltafmt.integrations.transformers", raising=False)
+    for call in (
+        lambda: deltafmt.load_key(key),
+        lambda: deltafmt.SigningKey(bytes(32)),
+        lambda: deltafmt.VerifyKey(bytes(32)),
+    ):
+        with pytest.raises(UnsupportedError, match=r"deltafmt\[sign\]") as caught:
+            call()
+        assert caught.value.kind == "extra-missing"
+    with pytest.raises(ImportError, match=r"deltafmt\[transformers\]"):
+        import_module("deltafmt.integrations.transformers")
+    assert main(["log", str(root), "--trust", str(key)]) == 2
