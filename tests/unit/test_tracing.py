@@ -12,6 +12,7 @@ from torch import nn
 
 import deltafmt
 from deltafmt.errors import LayoutError
+from deltafmt.tracing.recorded import layout_by_records
 from tests.cases.common import assert_same, new_root
 
 Named = Iterable[tuple[str, torch.Tensor]]
@@ -63,6 +64,56 @@ def test_interleaved_groups_of_query_key_and_value() -> None:
 
     layout = follow(load, source, {"linear_qkv": fused})
     assert len(layout.placements) == 3 * GROUPS
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_of_megatron(rank: int) -> None:
+    """Its groups of heads, with biases, its halves of gate and up, and its rows of a padded vocabulary."""
+    source = weights(
+        q=(HEADS * DEPTH, HIDDEN),
+        k=(GROUPS * DEPTH, HIDDEN),
+        v=(GROUPS * DEPTH, HIDDEN),
+        q_bias=(HEADS * DEPTH,),
+        k_bias=(GROUPS * DEPTH,),
+        v_bias=(GROUPS * DEPTH,),
+        gate=(16, HIDDEN),
+        up=(16, HIDDEN),
+        proj=(HIDDEN, HEADS * DEPTH),
+        embed=(37, HIDDEN),
+    )
+    heads = (HEADS + 2 * GROUPS) * DEPTH // 2
+    local = {
+        "linear_qkv": torch.ones(heads, HIDDEN, dtype=torch.bfloat16),
+        "linear_qkv.bias": torch.ones(heads, dtype=torch.bfloat16),
+        "linear_fc1": torch.ones(16, HIDDEN, dtype=torch.bfloat16),
+        "linear_proj": torch.ones(HIDDEN, HEADS * DEPTH // 2, dtype=torch.bfloat16),
+        "word_embeddings": torch.ones(20, HIDDEN, dtype=torch.bfloat16),
+    }
+
+    def interleaved(given: dict[str, torch.Tensor], suffix: str, *inner: int) -> torch.Tensor:
+        q, k, v = (given[name + suffix] for name in "qkv")
+        queries = HEADS // GROUPS
+        groups = [
+            (
+                q.view(HEADS, DEPTH, *inner)[g * queries : (g + 1) * queries],
+                *(part.view(GROUPS, DEPTH, *inner)[g : g + 1] for part in (k, v)),
+            )
+            for g in range(GROUPS)
+        ]
+        return torch.cat([torch.cat(group) for group in groups]).reshape(-1, *inner)
+
+    def load(named: Named) -> None:
+        given = dict(named)
+        local["linear_qkv"].copy_(interleaved(given, "", HIDDEN).chunk(2)[rank])
+        local["linear_qkv.bias"].copy_(interleaved(given, "_bias").chunk(2)[rank])
+        local["linear_fc1"].copy_(torch.cat([given[name].chunk(2)[rank] for name in ("gate", "up")]))
+        local["linear_proj"].copy_(given["proj"].chunk(2, dim=1)[rank])
+        local["word_embeddings"].copy_(nn.functional.pad(given["embed"], (0, 0, 0, 3)).chunk(2)[rank])
+
+    layout = follow(load, source, local)
+    assert len(layout.placements) == 3 + 3 + 2 + 1 + 1
+    assert bool(layout.untouched) == (rank == 1)
+    layout_by_records(load, deltafmt.Schema.of(source), local, frozenset())
 
 
 @pytest.mark.parametrize("rank", [0, 1])
