@@ -61,7 +61,8 @@ class Follower:
     """Stages each new version of a lineage for a receiver, from a thread of its own, until `stop`.
 
     Storage that fails is tried again, after growing pauses, for as long as it takes: `error` is what the last
-    look ended with (None: fine). Versions that come while one is fetched are skipped over.
+    look ended with (None: fine). Versions that come while one is fetched are skipped over. `on_version` is called
+    again, after such pauses, until it has returned, or a newer version has taken the place of the one it failed on.
     """
 
     def __init__(self, source: Source, poll_seconds: float, on_version: OnVersion | None) -> None:
@@ -71,6 +72,7 @@ class Follower:
         self._changed = threading.Condition()
         self._version: int | None = None
         self._last: Prepared | None = None
+        self._due: int | None = None
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="deltafmt-follow", daemon=True)
         self._thread.start()
@@ -115,9 +117,11 @@ class Follower:
     def _look(self) -> bool:
         """One look for a newer version; whether it went well."""
         try:
-            version = self._stage()
-            if version is not None and self._on_version is not None:
-                self._on_version(version)
+            staged = self._stage()
+            self._due = self._still_due() if staged is None else staged
+            if self._due is not None and self._on_version is not None:
+                self._on_version(self._due)
+            self._due = None
         except Exception as error:  # noqa: BLE001 - whatever it is, the next look may go well
             self._complain(error)
             return False
@@ -137,6 +141,11 @@ class Follower:
             self._last, self._version = prepared, newest
             self._changed.notify_all()
         return newest
+
+    def _still_due(self) -> int | None:
+        """The version on which `on_version` failed, unless somebody else has taken the receiver there."""
+        held = self._source.version
+        return None if held is not None and self._due is not None and held >= self._due else self._due
 
     def _had(self) -> Sequence[StagedLink]:
         return () if self._last is None else self._last.staged

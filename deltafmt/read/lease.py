@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 import time
@@ -23,7 +24,7 @@ class Lease:
     """A claim on all versions from some number on: written first, then held against the floor.
 
     The object is written once, again when half of `seconds` is over while it is in use, and removed by
-    `release`. With `seconds` None, or where the storage does not let this reader write, nothing is written,
+    `release`; a forked process has a claim of its own, and leaves its parent's alone. With `seconds` None, or where the storage does not let this reader write, nothing is written,
     and `cover` tells no more than what the floor is at the moment. May be used from several threads.
     """
 
@@ -33,6 +34,7 @@ class Lease:
         self._start: int | None = None
         self._written = False
         self._until = self._renew_at = 0.0
+        self._process = os.getpid()
         self._lock = threading.RLock()
 
     @property
@@ -48,7 +50,7 @@ class Lease:
 
     def cover(self, start: int) -> bool:
         """Claim the versions from `start` on; False if some of them are no longer there to be claimed."""
-        with self._lock:
+        with self._locked():
             if self._start is not None and self._start <= start and self._goes_on(start):
                 return True
             self._start = None
@@ -60,23 +62,33 @@ class Lease:
 
     def renew(self, start: int | None = None) -> None:
         """Write a claim again if it is time to, from `start` on if less is needed now."""
-        with self._lock:
+        with self._locked():
             if self._start is not None:
                 start = max(self._start, start or 0)
                 self._start = start if self._goes_on(start) else None
 
     def void(self) -> None:
         """Rely on the claim no longer: something that it should have held is gone."""
-        with self._lock:
+        with self._locked():
             self._start = None
 
     def release(self) -> None:
         """Give up the claim and remove it from storage."""
-        with self._lock:
+        with self._locked():
             self._start = None
             if self._written:
                 self._written = False
                 self._remove()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One thread at a time; the first one after a fork begins anew."""
+        if self._process != os.getpid():
+            # Some other thread may have held the lock when the process was forked.
+            self._process, self._lock = os.getpid(), threading.RLock()
+            self._name, self._start, self._written = secrets.token_bytes(16), None, False
+        with self._lock:
+            yield
 
     @contextmanager
     def at_work(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ from deltafmt.format.keys import LINEAGE
 from deltafmt.store.base import Buffer, Entry, Sink, guarded
 from deltafmt.store.fsspec import Create, FsspecStore
 from deltafmt.store.quick import QuickReader
+from deltafmt.store.translate import PASSING_CODES
 
 PART_BYTES = 8 << 20
 """Size of an upload's first parts; an object that fits one is written by a single PUT."""
@@ -206,13 +207,15 @@ class S3Store(FsspecStore):
         bucket = self._place(keys[0])[0]
         wanted = {"Objects": [{"Key": name} for name in places], "Quiet": True}
         reply = self._call(keys[0], "delete_objects", Bucket=bucket, Delete=wanted)
-        for failed in reply.get("Errors", ()):
-            if failed.get("Code") != "NoSuchKey":
-                raise StoreError(
-                    f"storage did not delete an object ({failed.get('Code')})",
-                    kind="store-failed",
-                    where=places.get(failed.get("Key", ""), keys[0]),
-                )
+        failed = [item for item in reply.get("Errors", ()) if item.get("Code") != "NoSuchKey"]
+        # One that would fail again comes before those that may succeed at another try.
+        for item in sorted(failed, key=lambda item: item.get("Code") in PASSING_CODES):
+            code = item.get("Code")
+            raise StoreError(
+                f"storage did not delete an object ({code})",
+                kind="store-unreachable" if code in PASSING_CODES else "store-failed",
+                where=places.get(item.get("Key", ""), keys[0]),
+            )
 
 
 class _UploadSink:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from deltafmt.errors import DeltafmtError, NotFoundError, StoreError
@@ -24,9 +25,12 @@ _PASSING_NAMES = frozenset(
 )
 """Classes of the client libraries that stand for a lost connection, without having to import them."""
 _PASSING_STATUS = frozenset({408, 429, 500, 502, 503, 504})
-_PASSING_CODES = frozenset({"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable"})
+PASSING_CODES = frozenset({"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable"})
 _EXISTS_NAMES = frozenset({"FileExistsError", "ResourceExistsError"})
 _PRECONDITION_FAILED, _CONFLICT = 412, 409
+_LINKS = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*://)")
+"""Before a link of a chain; elsewhere it belongs to a password, or to links without secrets."""
+_QUERY = re.compile(r"\?|#(?=.*=)")
 _NO_BUCKET = "NoSuchBucket"
 
 
@@ -55,7 +59,7 @@ def translated(error: Exception, key: str) -> DeltafmtError:
         )
     passing = (
         found & _PASSING_STATUS
-        or codes & _PASSING_CODES
+        or codes & PASSING_CODES
         or any(isinstance(cause, _PASSING) or _named(cause, _PASSING_NAMES) for cause in causes)
     )
     kind = "store-unreachable" if passing else "store-failed"
@@ -98,11 +102,23 @@ def _code(error: BaseException) -> str | None:
 
 
 def public_url(url: str) -> str:
-    """The URL without user names, passwords and queries, in every link of a chain."""
-    return "::".join(_public_link(link) for link in url.split("::"))
+    """The URL without user names, passwords, queries and what a fragment assigns, in every link of a chain.
+
+    What cannot be told from a password is left out, too.
+    """
+    return "::".join(_public_link(link) for link in _LINKS.split(url))
 
 
 def _public_link(url: str) -> str:
     head, separator, rest = url.partition("://")
-    authority, slash, path = rest.partition("/")
-    return f"{head}{separator}{authority.rpartition('@')[2]}{slash}{path.partition('?')[0]}"
+    if not separator:
+        return url.rpartition("@")[2]
+    place, query = _QUERY.split(rest, 1)[0], _QUERY.search(rest)
+    if query is not None and "@" in rest[query.start() :]:
+        # It ends a query, or a password that has a question mark in it.
+        return f"{head}{separator}..."
+    authority, slash, path = place.partition("/")
+    if ":" in authority and "@" in place:
+        # A password may hold slashes.
+        return f"{head}{separator}{place.rpartition('@')[2]}"
+    return f"{head}{separator}{authority.rpartition('@')[2]}{slash}{path}"

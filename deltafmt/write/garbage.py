@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from deltafmt.errors import FormatError, NotFoundError
+from deltafmt.errors import DeltafmtError, FormatError, NotFoundError, UnsupportedError
 from deltafmt.format import keys
 from deltafmt.format.objects import parse_lineage, parse_manifest
 from deltafmt.format.records import Manifest
@@ -52,7 +52,7 @@ class Removal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreadable:
-    """A manifest that is damaged, so that whatever it may name has to stay."""
+    """A manifest that is damaged, or of a newer format, so that whatever it may name has to stay."""
 
     key: str
     why: str
@@ -114,9 +114,14 @@ def read_manifest(store: Store, key: str, damaged: Damaged, *, way: bool) -> Man
         return parse_manifest(store.read(key), way=way, where=key)
     except NotFoundError:
         return None
-    except FormatError as error:
-        damaged[key] = Unreadable(key=key, why=str(error))
+    except (FormatError, UnsupportedError) as error:
+        note(damaged, key, error)
         return None
+
+
+def note(damaged: Damaged, key: str, error: DeltafmtError) -> None:
+    """Keep in mind what is wrong with a manifest."""
+    damaged[key] = Unreadable(key=key, why=str(error))
 
 
 def _removal(entry: Entry, reason: str) -> Removal:

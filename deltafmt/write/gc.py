@@ -27,6 +27,7 @@ from deltafmt.write.garbage import (
     Removal,
     Unreadable,
     find_garbage,
+    note,
     read_manifest,
     unreferenced,
 )
@@ -112,17 +113,17 @@ def _collect(
             damaged=(),
             applied=False,
         )
-    floor, blocked = _new_floor(history, before, newest, keep_last)
+    damaged: Damaged = {}
+    floor, blocked = _new_floor(history, before, newest, keep_last, damaged)
     if floor > before and not dry_run:
         record = FloorRecord(lineage=lineage, version=floor, created=now_ms())
         with suppress(AlreadyExists):
             store.put_if_absent(keys.floor_key(floor), emit_floor(record))
     now = time.time() if dry_run else _storage_time(store)
     live, dead = leases_of(store, lineage, now)
-    oldest = _oldest(history, floor, live)
+    oldest = _oldest(history, floor, live, damaged)
     bounds = Bounds(oldest=oldest, newest=newest, floor=floor, now=now, grace_seconds=grace_seconds)
     leases = [Removal(key=entry.key, size=entry.size, reason=LEASE) for entry in dead]
-    damaged: Damaged = {}
     removals = (*find_garbage(store, bounds, damaged), *leases)
     if not dry_run:
         _remove(store, bounds, removals, damaged, progress)
@@ -139,11 +140,13 @@ def _collect(
     )
 
 
-def _new_floor(history: History, before: int, newest: int, keep_last: int) -> tuple[int, str | None]:
+def _new_floor(
+    history: History, before: int, newest: int, keep_last: int, damaged: Damaged
+) -> tuple[int, str | None]:
     """The newest version that serves `keep_last` and from which a reader can start; why it is no newer."""
     wanted = newest + 1 - keep_last
     for version in range(wanted, before, -1):
-        if _is_anchored(history, version):
+        if _is_anchored(history, version, damaged):
             break
     else:
         version = before
@@ -155,9 +158,13 @@ def _new_floor(history: History, before: int, newest: int, keep_last: int) -> tu
     )
 
 
-def _is_anchored(history: History, version: int) -> bool:
-    """Whether an anchor way leads to the version whose shards are all there."""
-    manifest = history.first_way(version).manifest
+def _is_anchored(history: History, version: int, damaged: Damaged) -> bool:
+    """Whether an anchor way leads to the version whose shards are all there; damage that is met is noted."""
+    try:
+        manifest = history.first_way(version).manifest
+    except (FormatError, UnsupportedError) as error:
+        note(damaged, keys.version_key(version), error)
+        return False
     if manifest.base is not None or not manifest.data:
         if None not in history.further_bases(version):
             return False
@@ -182,7 +189,7 @@ def _storage_time(store: Store) -> float:
     raise StoreError("an object that was just written is not listed", kind="store-failed", where=key)
 
 
-def _oldest(history: History, floor: int, leases: Iterable[LiveLease]) -> int:
+def _oldest(history: History, floor: int, leases: Iterable[LiveLease], damaged: Damaged) -> int:
     """The oldest version that must stay: the floor, or what a lease starts from and the anchor below that."""
     start = min((lease.start for lease in leases), default=floor)
     if start >= floor:
@@ -190,7 +197,7 @@ def _oldest(history: History, floor: int, leases: Iterable[LiveLease]) -> int:
     there = (keys.version_of(entry.key) for entry in history.store.entries(keys.VERSIONS))
     lowest = min((version for version in there if version is not None), default=floor)
     for version in range(start, lowest, -1):
-        if _is_anchored(history, version):
+        if _is_anchored(history, version, damaged):
             return version
     return min(lowest, floor)
 

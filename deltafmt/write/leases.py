@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deltafmt.errors import FormatError, NotFoundError
+from deltafmt.errors import FormatError, NotFoundError, UnsupportedError
 from deltafmt.format import keys
 from deltafmt.format.constants import MAX_LEASE_SECONDS
 from deltafmt.format.objects import parse_lease
@@ -55,7 +55,7 @@ def _held(store: Store, key: str, lineage: bytes) -> _Held | None:
         record = parse_lease(store.read(key), where=key)
     except NotFoundError:
         return None
-    except FormatError:
+    except (FormatError, UnsupportedError):
         # Whoever wrote it may need anything, but not for longer than any lease holds.
         return _Held(0, MAX_LEASE_SECONDS)
     return _Held(record.start, record.seconds if record.lineage == lineage else 0)

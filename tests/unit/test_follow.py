@@ -135,6 +135,36 @@ def test_a_failing_call_ends_nothing(course: Course, receiver: Receiver) -> None
         assert receiver.advance() == 2
 
 
+def test_a_call_that_failed_is_made_again(course: Course) -> None:
+    """A cold start reads only when it is applied: an outage then must not leave the engine waiting for a version."""
+    tensors = blank(course.tensors)
+    with Receiver(course.root, tensors) as receiver:
+        store = FaultyStore(receiver._history.store)
+        receiver._history.store = store
+        calls: list[int] = []
+
+        def on_version(version: int) -> None:
+            calls.append(version)
+            if len(calls) == 1:
+                store.inject(unreachable(), times=10_000)
+            elif len(calls) == 3:
+                store.heal()
+            receiver.advance(version)
+            advanced.set()
+
+        advanced = threading.Event()
+        with receiver.follow(poll_seconds=POLL, on_version=on_version) as follower:
+            for _ in range(2000):
+                if advanced.wait(POLL):
+                    break
+                if len(calls) == 1 and follower.error is not None:
+                    store.heal()
+            assert advanced.is_set()
+            assert calls[:2] == [0, 0]
+            assert len(calls) == 2, "a call that has returned is not made again"
+        assert same(tensors, course.versions[0])
+
+
 def test_another_advance_meanwhile_makes_it_start_over(course: Course, receiver: Receiver) -> None:
     """The version held changes while chunks are on their way: they do not fit any more, and are not used."""
     course.step(seed=1)

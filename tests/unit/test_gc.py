@@ -11,6 +11,7 @@ import torch
 import deltafmt
 from deltafmt.errors import CommitConflictError, FormatError, NotFoundError, VersionGoneError
 from deltafmt.format import keys
+from deltafmt.format.envelope import seal, unseal
 from deltafmt.format.objects import emit_lease
 from deltafmt.format.records import LeaseRecord
 from deltafmt.store import LocalStore, MemoryStore
@@ -267,6 +268,35 @@ def test_a_damaged_manifest_is_named_and_what_it_may_name_stays() -> None:
     assert broken in plan.damaged[0].why
     assert contents | {stray, broken} <= store.objects.keys()
     assert opened(store).files(1) == {"config.json": b"first"}
+
+
+@pytest.mark.parametrize("version", [6, 7])
+def test_a_damaged_manifest_does_not_end_collections(
+    course: Course, store: MemoryStore, version: int
+) -> None:
+    """Where the floor would go, too: from a version that cannot be read no reader starts."""
+    broken = keys.version_key(version)
+    store.objects[broken] = store.objects[broken][:-1] + b"?"
+    plan = collected(store, keep_last=3)
+    assert plan.floor == (3 if version == 6 else 6)
+    assert [found.key for found in plan.damaged] == [broken]
+    assert broken in store.objects
+    assert same(opened(store).read(9), course.versions[9])
+
+
+def test_what_a_newer_build_has_written_stays(course: Course, store: MemoryStore) -> None:
+    """A way and a lease with a feature that is not known here."""
+    way, lease = keys.way_key(9, 7), put_lease(store, 9)
+    body = unseal(store.objects[lease], kind=None, where=lease)
+    store.objects[lease] = seal(body | {"required": ["of-tomorrow"]})
+    body = unseal(store.objects[keys.version_key(9)], kind=None, where=way)
+    store.put(way, seal(body | {"required": ["of-tomorrow"]}))
+    plan = collected(store, keep_last=1)
+    assert [found.key for found in plan.damaged] == [way]
+    assert "of-tomorrow" in plan.damaged[0].why
+    assert {way, lease} <= store.objects.keys()
+    assert plan.oldest == 0, "the lease may need anything"
+    assert_listed_are_readable(store, course.versions)
 
 
 def test_what_stands_in_the_place_of_a_way_is_not_overwritten(course: Course, store: MemoryStore) -> None:

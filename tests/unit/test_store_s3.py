@@ -292,6 +292,32 @@ def _write_in_child(store: S3Store, number: int) -> None:
     store.put(f"files/{number}", store.read("files/parent") + b" and child")
 
 
+def test_objects_that_a_busy_server_did_not_delete_are_deleted_at_another_try(
+    seaweed: SeaweedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says so in the reply about many, whose own status is fine."""
+    store = opened(seaweed)
+    names = [f"data/{number}" for number in range(5)]
+    for name in names:
+        store.put(name, b"x")
+    call, codes = AioBaseClient._make_api_call, ["SlowDown", "InternalError", "AccessDenied"]
+
+    async def busy(self: Any, operation_name: str, arguments: Any) -> Any:
+        if operation_name != "DeleteObjects" or not codes:
+            return await call(self, operation_name, arguments)
+        left = arguments["Delete"]["Objects"].pop()
+        reply = await call(self, operation_name, arguments)
+        return reply | {"Errors": [{"Key": left["Key"], "Code": codes.pop(0)}]}
+
+    monkeypatch.setattr(AioBaseClient, "_make_api_call", busy)
+    with pytest.raises(StoreError, match="AccessDenied") as caught:
+        store.delete(names)
+    assert (caught.value.kind, caught.value.where) == ("store-failed", names[-1])
+    assert list(store.list("data")) == [names[-1]]
+    store.delete(names)
+    assert list(store.list("data")) == []
+
+
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_parent_and_children_go_on_after_a_fork(seaweed: SeaweedServer) -> None:
