@@ -31,7 +31,8 @@ def version_number(version: Any) -> int:
     try:
         number = operator.index(version)
     except TypeError:
-        raise TypeError(f"a version is a whole number, or None for the newest, not {version!r:.64}") from None
+        newest = "" if version is None else ", or None for the newest"
+        raise TypeError(f"a version is a whole number{newest}, not {version!r:.64}") from None
     if number < 0:
         raise NotFoundError("no such version", kind="version-missing", where=f"version {number}")
     return number

@@ -8,6 +8,7 @@ from typing import Any
 
 from deltafmt.errors import LayoutError
 from deltafmt.geometry import Box
+from deltafmt.given import named_pairs
 from deltafmt.layout import Layout, Placement, TargetInfo
 from deltafmt.schema import Schema
 
@@ -32,7 +33,7 @@ class LayoutBuilder:
                 "rank is not in the group", kind="index-range", expected=f"below {world}", found=rank
             )
         self.schema = schema
-        self.targets = {name: TargetInfo.of(target) for name, target in targets.items()}
+        self.targets = {name: TargetInfo.of(target) for name, target in named_pairs(targets)}
         self.rank, self.world = rank, world
         self._placements: list[Placement] = []
         self._untouched: list[tuple[str, Box]] = []

@@ -54,7 +54,8 @@ def check_placement(
     declared = casts.get(placement.target, info.dtype)
     if spec.dtype != declared or (declared != info.dtype and (declared, info.dtype) not in CASTS):
         raise LayoutError(
-            "source and target differ in dtype; only a declared cast of bfloat16 to float32 is allowed",
+            "source and target differ in dtype; bfloat16 goes into float32 where that is declared, by "
+            "LayoutBuilder.cast or Layout(casts=...), and nothing else",
             kind="dtype-mismatch",
             where=where,
             expected=declared,

@@ -90,6 +90,9 @@ class Receiver:
         )
         self._replica.views.check(schema)
 
+    def __repr__(self) -> str:
+        return f"Receiver({self._history.store.url!r}, version {self.version})"
+
     @property
     def version(self) -> int | None:
         """The version that the live tensors hold; None while that is not known."""

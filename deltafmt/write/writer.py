@@ -77,6 +77,9 @@ class Writer:
         self._background = Background()
         self._lock = threading.RLock()
 
+    def __repr__(self) -> str:
+        return f"Writer({self._history.store.url!r}, version {self.version})"
+
     @property
     def version(self) -> int | None:
         """The version that the writer published or resumed last; None before the first."""

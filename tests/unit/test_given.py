@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -41,7 +41,9 @@ def test_what_are_no_named_tensors(root: Path, given: Any) -> None:
         lambda: deltafmt.Schema.of(given),
         lambda: detector(given),
     ]
-    if not isinstance(given, torch.nn.Module):
+    if isinstance(given, torch.nn.Module):
+        calls.append(lambda: deltafmt.LayoutBuilder(deltafmt.Schema.of(WEIGHTS), cast("Any", given)))
+    else:
         calls.append(lambda: deltafmt.shards_of(given))
     for call in calls:
         # An iterator that a call has begun is shorter for the next one.
@@ -146,6 +148,19 @@ def test_a_file_where_a_root_is_to_be(tmp_path: Path, capsys: pytest.CaptureFixt
     out, err = capsys.readouterr()
     assert not out
     assert "deltafmt create" in err
+
+
+def test_what_is_shown_of_a_writer_and_a_receiver(root: Path) -> None:
+    writer, receiver = deltafmt.Writer(root), deltafmt.Receiver(root, WEIGHTS)
+    receiver.advance()
+    writer.publish(WEIGHTS)
+    assert repr(writer) == f"Writer({str(root)!r}, version 1)"
+    assert repr(receiver) == f"Receiver({str(root)!r}, version 0)"
+
+
+def test_an_engine_of_another_dtype_is_told_of_casts(root: Path) -> None:
+    with pytest.raises(LayoutError, match=r"LayoutBuilder\.cast"):
+        deltafmt.Receiver(root, {"w": torch.zeros(4, 4)})
 
 
 def test_names_of_another_model(root: Path) -> None:
