@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import Any
@@ -18,6 +19,7 @@ from deltafmt.write.options import WriterOptions
 from deltafmt.write.ranks import Team
 from deltafmt.write.solo import Solo
 
+_LOG = logging.getLogger("deltafmt")
 _JOB_VARIABLES = (
     "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_RESTART_COUNT",
@@ -47,6 +49,7 @@ def make_team(history: History, *, rank: int, world_size: int, group: Any, optio
             where="WriterOptions.sign_with",
         )
     if world_size == 1:
+        _warn_of_peers()
         return Solo(history, domain_elements=options.domain_elements, layouts=options.tile_for)
     channel = _channel(history, rank, world_size, group, options)
     if rank:
@@ -84,11 +87,26 @@ def _in_group(group: Any, rank: int, world_size: int) -> tuple[int, int]:
 
 
 def _default_group_is(rank: int, world: int) -> bool:
+    return _place_in_default_group() == (rank, world)
+
+
+def _place_in_default_group() -> tuple[int, int] | None:
+    """(rank, world size) of this process in torch.distributed's default group, if there is one."""
     # A process that has not imported it has not initialised it.
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
-        return False
-    return bool((dist.get_rank(), dist.get_world_size()) == (rank, world))
+        return None
+    return dist.get_rank(), dist.get_world_size()
+
+
+def _warn_of_peers() -> None:
+    place = _place_in_default_group()
+    if place is not None and place[0] > 0:
+        _LOG.warning(
+            "rank %d of the %d of torch.distributed has a writer of its own, which publishes alone: give rank= and "
+            "world_size= (or group=) where ranks publish together",
+            *place,
+        )
 
 
 def _job(options: WriterOptions) -> bytes:

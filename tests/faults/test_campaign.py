@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.faults import injected, kills, space
+from tools.faults import injected, kills, ranks, space
 from tools.faults.world import Tally, World
 
 
@@ -32,6 +32,12 @@ def test_processes_that_are_killed_while_they_talk_to_s3() -> None:
     tally = Tally()
     finished(tally, kills.on_s3(tally, seed=1, kills=6))
     assert tally.kills == 6
+
+
+def test_jobs_that_lose_a_rank() -> None:
+    tally = Tally()
+    finished(tally, ranks.campaign(tally, seed=2, kills=4))
+    assert tally.kills == 4
 
 
 @pytest.mark.skipif(not space.possible(), reason="a small disk needs Linux, root and mount")

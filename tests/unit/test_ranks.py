@@ -470,3 +470,18 @@ def test_a_rank_that_misreads_the_manifest_leaves_its_shard(times: int) -> None:
     assert second == 1 if times == 1 else second.kind == "rank-missing"
     assert_holds(root, 1, {name: new[name] for name in deltafmt.open(root).schema().names})
     assert deltafmt.open(root).verify().ok
+
+
+@pytest.mark.parametrize(("rank", "told"), [(0, False), (2, True)])
+def test_a_rank_that_would_publish_alone_is_told(
+    rank: int, told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Under torchrun a writer without a rank is somebody else's competitor, unless it is rank 0's only one."""
+    import torch.distributed as dist
+
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: rank)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    with deltafmt.Writer(memory_root()) as writer:
+        assert writer.publish_anchor({"w": torch.zeros(3)}) == 0
+    assert ("rank 2 of the 4" in caplog.text) == told

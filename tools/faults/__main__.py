@@ -11,10 +11,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from tools.faults import injected, kills, server, space
+from tools.faults import injected, kills, ranks, server, space
 from tools.faults.world import Tally
 
-PARTS = ("injected", "kills", "kills-s3", "space", "server")
+PARTS = ("injected", "kills", "kills-s3", "ranks", "space", "server")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,6 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
             "  injected   faults at the k-th call, for all k, over publish, advance, add_anchor, squash and gc\n"
             "  kills      writers, receivers and janitors killed by SIGKILL at random times\n"
             "  kills-s3   the same on an S3 server (needs the test extra)\n"
+            "  ranks      jobs of several ranks, one of which is killed, by group and through the root\n"
             "  space      a disk that is full (Linux, as root: a small tmpfs is mounted)\n"
             "  server     an S3 server killed and restarted under a writer (needs the test extra)"
         ),
@@ -78,6 +79,7 @@ def _run(part: str, options: argparse.Namespace) -> Tally:
         ),
         "kills": lambda: kills.campaign(tally, seed=options.seed, kills=options.kills),
         "kills-s3": lambda: kills.on_s3(tally, seed=options.seed, kills=options.kills),
+        "ranks": lambda: ranks.campaign(tally, seed=options.seed, kills=options.kills),
         "space": lambda: space.campaign(tally, seed=options.seed),
         "server": lambda: server.campaign(tally, seed=options.seed, kills=options.server_kills),
     }

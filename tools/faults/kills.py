@@ -87,7 +87,7 @@ def campaign(
     )
     dice = random.Random(seed)
     try:
-        world = _Announced(place, seed)
+        world = Announced(place, seed)
         while tally.kills < kills:
             role = dice.choice(_ROLES)
             process = context.Process(target=_ROLE[role], args=(place, dice.randrange(1 << 30)), daemon=True)
@@ -96,7 +96,7 @@ def campaign(
             tally.kills += 1
             tally.rounds += 1
             if process.exitcode != -signal.SIGKILL:
-                tally.fail("untyped", f"a {role} ended by itself ({process.exitcode}): {_complaint(folder)}")
+                tally.fail("untyped", f"a {role} ended by itself ({process.exitcode}): {complaint(folder)}")
             if tally.kills % _AUDIT_EVERY == 0 or tally.kills == kills:
                 world.audit(tally)
             if tally.kills == kills:
@@ -119,7 +119,7 @@ def _kill(process: BaseProcess, place: Place, dice: random.Random) -> None:
     process.join()
 
 
-class _Announced:
+class Announced:
     """What must be there, from the announcements of the writers."""
 
     def __init__(self, place: Place, seed: int) -> None:
@@ -194,7 +194,7 @@ class _Announced:
             tally.fail("wrong_bits", f"version {version}")
 
 
-def _work(place: Place, turn: Any) -> None:
+def work(place: Place, turn: Any) -> None:
     """Say that the work begins, and take turns until killed; a failure is written down."""
     torch.set_num_threads(1)
     try:
@@ -207,7 +207,8 @@ def _work(place: Place, turn: Any) -> None:
         raise
 
 
-def _complaint(folder: Path) -> str:
+def complaint(folder: Path) -> str:
+    """What a process has written down that ended by itself."""
     path = folder / "complaint"
     return path.read_text() if path.exists() else "it said nothing"
 
@@ -235,7 +236,7 @@ def _write(place: Place, seed: int) -> None:
         os.write(log, f"acknowledge {version} {number}\n".encode())
         return tensors
 
-    _work(place, turn)
+    work(place, turn)
 
 
 def _receive(place: Place, seed: int) -> None:
@@ -256,7 +257,7 @@ def _receive(place: Place, seed: int) -> None:
             receiver.verify()
         return True
 
-    _work(place, turn)
+    work(place, turn)
 
 
 def _tidy(place: Place, seed: int) -> None:
@@ -281,7 +282,7 @@ def _tidy(place: Place, seed: int) -> None:
                 lineage.add_anchor(dice.randrange(oldest, newest + 1))
         return True
 
-    _work(place, turn)
+    work(place, turn)
 
 
 _ROLE = {"writer": _write, "receiver": _receive, "janitor": _tidy}
