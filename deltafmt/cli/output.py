@@ -12,6 +12,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_LOG_SECONDS = 30.0
+"""Between two reports of progress where they go into a file."""
+
 
 class Output:
     """Where a verb's results go."""
@@ -42,12 +45,12 @@ class Output:
 
     @contextmanager
     def progress(self, what: str, total: int | None, unit: str = "B") -> Iterator[Callable[[int], object]]:
-        """A bar that appears after a second; call the yielded function with what was done since."""
+        """A bar that appears after a second, in a file seldom; call the yielded function with what was done since."""
         from tqdm import tqdm
 
         with tqdm(
             total=total, desc=what, unit=unit, unit_scale=True, delay=1.0, leave=False,
-            file=sys.stderr, disable=self.quiet,
+            file=sys.stderr, disable=self.quiet, mininterval=0.1 if sys.stderr.isatty() else _LOG_SECONDS,
         ) as bar:  # fmt: skip
             yield bar.update
 
