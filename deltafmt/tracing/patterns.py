@@ -6,8 +6,8 @@ carries a few bits of an element's number, 14 where the element has two bytes or
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -121,31 +121,31 @@ def _digits(tensor: torch.Tensor, dtype: str) -> Ints:
     return found
 
 
-def noise(dtype: str, shape: tuple[int, ...], seed: int, *, inverted: bool = False) -> torch.Tensor:
-    """Random bits of every kind that a dtype has: of either sign, subnormal, infinite, -0, and one NaN.
+def noise(dtype: str, counts: Sequence[int], seed: int, *, inverted: bool = False) -> torch.Tensor:
+    """Random bits for tensors of so many elements, one behind another.
 
-    Inverted, no element has the bits that it has otherwise.
+    Of every kind that a dtype has: of either sign, subnormal, infinite, -0, and one NaN, of which each tensor
+    has some. Inverted, no element has the bits that it has otherwise.
     """
-    # Whoever watches torch has no business here.
-    with torch._C._DisableTorchDispatch():
-        if dtype == "complex64":
-            return torch.view_as_complex(_noise("float32", (*shape, 2), seed, inverted=inverted))
-        return _noise(dtype, shape, seed, inverted=inverted)
-
-
-def _noise(dtype: str, shape: tuple[int, ...], seed: int, *, inverted: bool) -> torch.Tensor:
-    size = math.prod(shape) * DTYPES[dtype].width
+    if dtype == "complex64":
+        made = noise("float32", [2 * count for count in counts], seed, inverted=inverted)
+        return made.view(torch.complex64)
+    size = sum(counts) * DTYPES[dtype].width
     words = torch.empty(-(-size // 8), dtype=torch.int64)
     words.random_(-(1 << 63), None, generator=_GENERATOR.manual_seed(seed))
-    tensor = words.view(torch.int8)[:size].view(torch_dtype(dtype)).view(shape)
+    tensor = words.view(torch.int8)[:size].view(torch_dtype(dtype))
     here = bits(tensor)
     if dtype == "bool":
         here.bitwise_and_(1).bitwise_xor_(int(inverted))
         return tensor
     if tensor.is_floating_point():
-        special = _special(dtype, seed % 5)[: here.numel()]
-        start = seed % (here.numel() - len(special) + 1)
-        here.view(-1)[start : start + len(special)] = special
+        begins = itertools.accumulate(counts, initial=0)
+        places = [
+            begin + seed % (count - min(count, _SPECIALS) + 1) + k
+            for begin, count in zip(begins, counts, strict=False)
+            for k in range(min(count, _SPECIALS))
+        ]
+        here[places] = _special(dtype)[[k for count in counts for k in range(min(count, _SPECIALS))]]
     if inverted:
         here.bitwise_not_()
     if tensor.is_floating_point():
@@ -155,7 +155,10 @@ def _noise(dtype: str, shape: tuple[int, ...], seed: int, *, inverted: bool) -> 
 
 
 @cache
-def _special(dtype: str, turned: int) -> torch.Tensor:
+def _special(dtype: str) -> torch.Tensor:
     """Bits of values that arithmetic does not leave as they are, which chance may have left out."""
     values = torch.tensor([float("inf"), -0.0, float("nan"), float("-inf"), 1e-40])
-    return bits(values.roll(turned).to(torch_dtype(dtype)))
+    return bits(values.to(torch_dtype(dtype)))
+
+
+_SPECIALS = 5

@@ -7,11 +7,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import torch
 
 from deltafmt.layout import Layout, Placement
-from deltafmt.schema import Schema
+from deltafmt.schema import Schema, TensorSpec
 from deltafmt.tensors import bits
 from deltafmt.tracing.parts import impure
 from deltafmt.tracing.patterns import noise
 from deltafmt.tracing.running import Load, run
+
+_RUN_BYTES = 1 << 22
 
 
 def prove(
@@ -37,11 +39,11 @@ def prove(
     idle = [(name, box) for name, box in layout.untouched if name not in spared]
     before: list[torch.Tensor] = []
     for inverted in (False, True) if idle or not once else (False,):
-        source = _Noise(schema, inverted)
-        run(load, source.all(names), barred=barred)
-        for name, placements in placed.items():
+        source = _Noise(schema, names, inverted)
+        run(load, source.all(), barred=barred)
+        for name in sorted(placed, key=schema.index):
             whole = source.of(name)
-            for placement in placements:
+            for placement in placed[name]:
                 _compare(placement, whole, tensors[placement.target], placement.target in layout.casts)
         here = [bits(tensors[name])[box.slices()].clone() for name, box in idle]
         for (name, _), was, now in zip(idle, before, here, strict=False):
@@ -51,18 +53,40 @@ def prove(
 
 
 class _Noise:
-    """Random bits for each tensor of a schema, made anew at each call."""
+    """Random bits for named tensors of a schema, made anew when they are asked for, some neighbours at once."""
 
-    def __init__(self, schema: Schema, inverted: bool) -> None:
-        self.schema, self.inverted = schema, inverted
+    def __init__(self, schema: Schema, names: Sequence[str], inverted: bool) -> None:
+        self._schema, self._names, self._inverted = schema, names, inverted
+        self._runs: list[list[TensorSpec]] = []
+        self._place: dict[str, tuple[int, int]] = {}
+        self._held: tuple[int, torch.Tensor] = -1, torch.empty(0)
+        room = begin = 0
+        for spec in dict.fromkeys(schema.resolve(name) for name in names):
+            if room < spec.nbytes or self._runs[-1][0].dtype != spec.dtype:
+                self._runs.append([])
+                room, begin = _RUN_BYTES, 0
+            self._runs[-1].append(spec)
+            self._place[spec.name] = len(self._runs) - 1, begin
+            begin += spec.volume
+            room -= spec.nbytes
 
     def of(self, name: str) -> torch.Tensor:
-        owner = self.schema.resolve(name)
-        return noise(owner.dtype, owner.shape, self.schema.index(owner.name), inverted=self.inverted)
+        """A tensor's bits, not to be changed."""
+        spec = self._schema.resolve(name)
+        number, begin = self._place[spec.name]
+        if self._held[0] != number:
+            run = self._runs[number]
+            counts = [each.volume for each in run]
+            self._held = number, noise(run[0].dtype, counts, number, inverted=self._inverted)
+        return self._held[1][begin : begin + spec.volume].view(spec.shape)
 
-    def all(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        for name in names:
-            yield name, self.of(name)
+    def all(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """All tensors, as the loader's own."""
+        for name in self._names:
+            # Whoever watches torch has no business here.
+            with torch._C._DisableTorchDispatch():
+                own = self.of(name).clone()
+            yield name, own
 
 
 def _compare(p: Placement, whole: torch.Tensor, target: torch.Tensor, cast: bool) -> None:
