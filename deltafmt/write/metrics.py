@@ -59,6 +59,23 @@ class PublishMetrics:
     listed: int
     tensors: Mapping[str, TensorMetrics]
 
+    @property
+    def changed_share(self) -> float | None:
+        """Elements that changed, of those that this rank stores; None where it is not known, or stores none."""
+        elements = sum(tensor.elements for tensor in self.tensors.values())
+        return None if self.changed is None or not elements else self.changed / elements
+
+    @property
+    def stages(self) -> dict[str, float]:
+        """Seconds by what they were spent on; `all` of them by the clock on the wall."""
+        return {
+            "all": self.seconds,
+            "detect": self.detect_seconds,
+            "encode": self.encode_seconds,
+            "upload": self.upload_seconds,
+            "commit": self.commit_seconds,
+        }
+
 
 OnPublish = Callable[[PublishMetrics], None]
 
