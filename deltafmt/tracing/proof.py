@@ -62,7 +62,7 @@ class _Noise:
         self._held: tuple[int, torch.Tensor] = -1, torch.empty(0)
         room = begin = 0
         for spec in dict.fromkeys(schema.resolve(name) for name in names):
-            if room < spec.nbytes or self._runs[-1][0].dtype != spec.dtype:
+            if not self._runs or room < spec.nbytes or self._runs[-1][0].dtype != spec.dtype:
                 self._runs.append([])
                 room, begin = _RUN_BYTES, 0
             self._runs[-1].append(spec)

@@ -462,8 +462,8 @@ def test_many_threads_that_load_into_one_tensor() -> None:
 
 def test_scalars_empty_tensors_inference_mode_and_pairs() -> None:
     source = {
-        "scale": torch.tensor(0.5),
         "none": torch.zeros(0, 4),
+        "scale": torch.tensor(0.5),
         "one": torch.zeros(1, 1),
         "w": torch.zeros(2, 3),
     }
