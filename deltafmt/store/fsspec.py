@@ -15,6 +15,7 @@ import fsspec
 from deltafmt.errors import DeltafmtError, NotFoundError, StoreError, UnsupportedError
 from deltafmt.format.keys import check_name, probe_key
 from deltafmt.store.base import AlreadyExists, Buffer, Entry, Sink, Store, behind, guarded
+from deltafmt.store.hidden import fit_to_show, secrets_of
 from deltafmt.store.translate import public_url, statuses, translated
 
 Create = Callable[[Any, str, bytes], None]
@@ -55,7 +56,8 @@ class FsspecStore(Store):
 
     `make_fs` makes the file system, again in every forked process: event loops do not survive a fork.
     `create` does exclusive creates; without one the root can be read but not published to. `folders` says
-    whether a file needs its folder to be made before it.
+    whether a file needs its folder to be made before it. Errors of the file system that tell a secret of `hidden`
+    are no causes of ours.
     """
 
     readers = 8
@@ -71,7 +73,9 @@ class FsspecStore(Store):
         url: str,
         create: Create | None,
         folders: bool = True,
+        hidden: frozenset[str] = frozenset(),
     ) -> None:
+        self._hidden = hidden
         self._make, self._create, self._folders = make_fs, create, folders
         self._fs, self._process = make_fs(), os.getpid()
         self._inherited: list[Any] = []
@@ -85,6 +89,7 @@ class FsspecStore(Store):
         """The store of a URL."""
         settings = {**cls.settings(options), **_CACHES_OFF}
         protocol, shown = fsspec.utils.get_protocol(url), public_url(url)
+        hidden = secrets_of(url, options)
 
         def connect() -> tuple[Any, str]:
             fs, root = fsspec.core.url_to_fs(url, **settings)
@@ -96,9 +101,9 @@ class FsspecStore(Store):
             reason = f" ({error})" if isinstance(error, ImportError) else ""
             raise UnsupportedError(
                 f"fsspec cannot open this kind of URL{reason}", kind="store-unsupported", where=shown
-            ) from error
-        except Exception as error:
-            raise translated(error, shown) from error
+            ) from fit_to_show(error, hidden)
+        except Exception as error:  # noqa: BLE001 (raised again as one of ours)
+            raise translated(error, shown) from fit_to_show(error, hidden)
         first = [fs]
 
         def make() -> Any:
@@ -110,6 +115,7 @@ class FsspecStore(Store):
             url=shown,
             create=cls.creates.get(protocol),
             folders=protocol not in cls.creates,
+            hidden=hidden,
         )
 
     @classmethod
@@ -272,14 +278,18 @@ class FsspecStore(Store):
             parent = self._path(key).rpartition("/")[0]
             self._once(key, lambda _: self.fs.makedirs(parent, exist_ok=True))
 
+    def cause(self, error: Exception) -> Exception:
+        """What to give as the cause of an error of ours."""
+        return fit_to_show(error, self._hidden)
+
     def _once(self, key: str, action: Callable[[str], Any]) -> Any:
         path = self._path(key)
         try:
             return action(path)
         except DeltafmtError:
             raise
-        except Exception as error:
-            raise translated(error, key) from error
+        except Exception as error:  # noqa: BLE001 (raised again as one of ours)
+            raise translated(error, key) from self.cause(error)
 
 
 class _FsspecSink:
@@ -289,8 +299,8 @@ class _FsspecSink:
     def write(self, data: Buffer) -> None:
         try:
             written = self._file.write(data)
-        except Exception as error:
-            raise translated(error, self._key) from error
+        except Exception as error:  # noqa: BLE001 (raised again as one of ours)
+            raise translated(error, self._key) from self._store.cause(error)
         if isinstance(written, int) and written != memoryview(data).nbytes:
             raise StoreError(
                 "storage took only a part of what it was given",
@@ -303,8 +313,8 @@ class _FsspecSink:
     def close(self) -> None:
         try:
             self._file.close()
-        except Exception as error:
-            raise translated(error, self._key) from error
+        except Exception as error:  # noqa: BLE001 (raised again as one of ours)
+            raise translated(error, self._key) from self._store.cause(error)
 
     def abort(self) -> None:
         guarded(self._key, self._discard)

@@ -37,18 +37,18 @@ _NO_BUCKET = "NoSuchBucket"
 def translated(error: Exception, key: str) -> DeltafmtError:
     """A driver's error as one of ours.
 
-    Its text may hold URLs with credentials and is left to the cause. A failed condition is `AlreadyExists`;
+    Its text may hold URLs with credentials and stays out of the message. A failed condition is `AlreadyExists`;
     a conflict with a request that is still under way (409) says nothing about what will be there in the
     end, and is `store-busy`.
     """
-    causes = list(_causes(error))
-    codes = {_code(cause) for cause in causes}
+    chain = list(causes(error))
+    codes = {_code(cause) for cause in chain}
     if _NO_BUCKET in codes:
         return StoreError("the bucket does not exist; create it first", kind="store-failed", where=key)
     if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)):
         return NotFoundError("no such object", kind="object-missing", where=key)
     found = statuses(error)
-    if _PRECONDITION_FAILED in found or any(_named(cause, _EXISTS_NAMES) for cause in causes):
+    if _PRECONDITION_FAILED in found or any(_named(cause, _EXISTS_NAMES) for cause in chain):
         return AlreadyExists("object exists already", kind="already-exists", where=key)
     what = type(error).__name__
     if _CONFLICT in found:
@@ -60,7 +60,7 @@ def translated(error: Exception, key: str) -> DeltafmtError:
     passing = (
         found & _PASSING_STATUS
         or codes & PASSING_CODES
-        or any(isinstance(cause, _PASSING) or _named(cause, _PASSING_NAMES) for cause in causes)
+        or any(isinstance(cause, _PASSING) or _named(cause, _PASSING_NAMES) for cause in chain)
     )
     kind = "store-unreachable" if passing else "store-failed"
     return StoreError(f"storage failed ({what})", kind=kind, where=key)
@@ -68,10 +68,11 @@ def translated(error: Exception, key: str) -> DeltafmtError:
 
 def statuses(error: BaseException) -> set[int | None]:
     """The HTTP statuses in an error and its causes: some drivers hide them below an error of their own."""
-    return {_status(cause) for cause in _causes(error)}
+    return {_status(cause) for cause in causes(error)}
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what it comes from, the newest first."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import traceback
 from typing import Any
 
 import fsspec
@@ -223,6 +224,40 @@ def test_the_text_of_a_back_end_is_not_passed_on(flaky: FlakyStore) -> None:
     with pytest.raises(StoreError) as caught:
         store.read("a")
     assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("s3://user:hu%2Fsh@bucket/run", {}),
+        ("s3://bucket/run", {"endpoint_url": "http://user:hu/sh@127.0.0.1:1"}),
+        ("s3://bucket/run", {"endpoint_url": "http://127.0.0.1:1/?X-Amz-Signature=hu/sh"}),
+        ("s3://bucket/hu/sh", {"client_kwargs": {"aws_session_token": "hu/sh"}}),
+    ],
+)
+def test_tracebacks_hold_no_credentials(
+    url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drivers put URLs into their errors; a traceback ends up in a log."""
+    pytest.importorskip("s3fs")
+    monkeypatch.setattr(FsspecStore, "budget_seconds", 0.0)
+    options = {"key": "k", "secret": "s" * 40, "endpoint_url": "http://127.0.0.1:1"} | options
+    with pytest.raises(StoreError) as caught:
+        open_store(url, options).read("a")
+    shown = "".join(traceback.format_exception(caught.value))
+    told = shown.replace(url, "")  # the call above
+    assert "hu/sh" not in told
+    assert "hu%2Fsh" not in told
+    assert "not shown" in told
+
+
+def test_causes_without_secrets_are_kept(flaky: FlakyStore) -> None:
+    store, plans = flaky
+    error = PermissionError("the disk is locked")
+    plans["cat_file"] = [error]
+    with pytest.raises(StoreError) as caught:
+        store.read("a")
+    assert caught.value.__cause__ is error
 
 
 def test_ends_are_exclusive_and_lengths_are_checked(flaky: FlakyStore) -> None:
