@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class PendingVersion:
-    """A version that is being published in the background."""
+    """A version that is being published in the background, as `Writer.publish_async` returns it."""
 
     def __init__(self, future: Future[int]) -> None:
         self._future = future
@@ -18,7 +18,10 @@ class PendingVersion:
         return self._future.done()
 
     def result(self, timeout: float | None = None) -> int:
-        """Wait for the commit; returns the version or raises what went wrong."""
+        """Wait for the commit; returns the version, or raises what went wrong as `Writer.publish` would have.
+
+        `TimeoutError` after `timeout` seconds (None: it waits); the version is still under way then.
+        """
         error = self._future.exception(timeout)
         self._told = True
         if error is not None:
