@@ -50,7 +50,8 @@ def main(root: str) -> None:
         )
         Trainer(model, arguments, train_dataset=data, callbacks=[PublishCallback(writer)]).train()
     for info in deltafmt.open(root).log():
-        print(f"version {info.version}, step {info.step}: {info.changed} elements changed")
+        changed = "all" if info.changed is None else info.changed
+        print(f"version {info.version}, step {info.step}: {changed} elements changed")
     stored = deltafmt.open(root).read()
     for name, tensor in model.state_dict().items():
         assert torch.equal(stored[name], tensor.bfloat16()), name
