@@ -1,7 +1,7 @@
 """Random lives of a lineage against a plain list of the versions that must be there.
 
 Writers publish, at once or in the background, tensors or their casts, cut for a receiver or not; they crash
-between any two of their store calls, meet failing storage and are opened anew. Receivers with random layouts
+between any two of their store calls, meet failing storage and are opened anew. Jobs of several ranks take over. Receivers with random layouts
 follow, go back, are interrupted and lied to; collectors remove old versions, and die at it. Whatever happens, a version is there whole or not at all, and a
 receiver holds the bits of a version or says that it does not.
 """
@@ -11,6 +11,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -110,6 +113,28 @@ class Follower:
             name in model and (model[name].shape, model[name].dtype) == (made_for.shape, made_for.dtype)
             for name, made_for in self.needs.items()
         )
+
+
+def parts_of(model: Tensors, ranks: int) -> list[Tensors]:
+    """Whole tensors by rank; those that are tied stay together."""
+    owners = {key: number for number, key in enumerate({t.data_ptr(): None for t in model.values()})}
+    return [
+        {name: t for name, t in model.items() if owners[t.data_ptr()] % ranks == rank}
+        for rank in range(ranks)
+    ]
+
+
+def together(calls: list[Callable[[], int]]) -> list[int | BaseException]:
+    """What each call returns or raises, a crash too; all run at once."""
+
+    def outcome(call: Callable[[], int]) -> int | BaseException:
+        try:
+            return call()
+        except BaseException as error:  # noqa: BLE001 (the caller looks at it)
+            return error
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(outcome, calls))
 
 
 def picture(live: Tensors) -> Tensors:
@@ -282,6 +307,51 @@ class Life(RuleBasedStateMachine):
             # Storage stays away, so that the outcome cannot be read back either.
             self.writer_door.inject(unreachable(), verb="read_all", times=100)
         self.publish_with(lambda: self.writer.publish(self.live), fault=True)
+
+    @rule(
+        ranks=st.integers(2, 3),
+        seed=seeds,
+        anchor=st.booleans(),
+        crash=st.none() | st.tuples(st.sampled_from(sorted(CRASHES)), st.integers(0, 2), st.integers(1, 25)),
+        stale=st.booleans(),
+    )
+    def publish_by_ranks(
+        self, ranks: int, seed: int, anchor: bool, crash: tuple[str, int, int] | None, stale: bool
+    ) -> None:
+        """Another job goes on, by several ranks, one of which may die; the writer is opened anew or left behind."""
+        update(self.live, seed, 0.05)
+        doors = [door(self.inner) for _ in range(ranks)]
+        options = replace(self.options, rank_timeout_seconds=1.0, job=f"job {next(_numbers)}")
+        if crash is not None:
+            when, rank, call = crash
+            doors[rank % ranks][1].inject(CRASHES[when](), first=call)
+
+        def work(rank: int) -> int:
+            writer = deltafmt.Writer(
+                doors[rank][0], rank=rank, world_size=ranks, options=options, publish_dtype=self.cast
+            )
+            part = parts_of(self.live, ranks)[rank]
+            return writer.publish_anchor(part) if anchor else writer.publish(part)
+
+        def publish() -> int:
+            outcomes = together([partial(work, rank) for rank in range(ranks)])
+            failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+            if failed:
+                # One that is told that storage lacks something is told what is behind it all.
+                raise next((error for error in failed if isinstance(error, NotFoundError)), failed[0])
+            assert len(set(outcomes)) == 1
+            return int(outcomes[0])
+
+        before = len(self.versions)
+        self.publish_with(publish, way="anchor" if anchor else "delta", fault=crash is not None)
+        if not stale or len(self.versions) == before:
+            self.open_writer()
+            return
+        # A writer that has published knows that somebody else has gone on; one that has not begins there.
+        behind = True
+        self.publish_with(lambda: self.writer.publish(self.live), fault=behind)
+        assert not behind or len(self.versions) == before + 1
+        self.open_writer()
 
     @rule()
     def open_another_writer(self) -> None:
