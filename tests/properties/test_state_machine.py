@@ -339,8 +339,10 @@ class Life(RuleBasedStateMachine):
             if failed:
                 # One that is told that storage lacks something is told what is behind it all.
                 raise next((error for error in failed if isinstance(error, NotFoundError)), failed[0])
+            version = outcomes[0]
+            assert isinstance(version, int)
             assert len(set(outcomes)) == 1
-            return int(outcomes[0])
+            return version
 
         before = len(self.versions)
         self.publish_with(publish, way="anchor" if anchor else "delta", fault=crash is not None)
