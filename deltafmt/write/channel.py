@@ -189,7 +189,11 @@ class StoreChannel:
         key = keys.verdict_key(call.version, call.attempt)
         if self._store.exists(key):
             verdict = parse_call(self._store.read(key), where=key)
-            return verdict if isinstance(verdict, Verdict) else None
+            if not isinstance(verdict, Verdict):
+                return None
+            # That a version is there only its manifest tells: anybody at the root may have put this.
+            if call.purpose != WRITE or verdict.outcome != DONE:
+                return verdict
         if call.purpose == WRITE:
             outcome = outcome_of(self._history, call.version, call.attempt)
             if outcome is not None:

@@ -15,8 +15,8 @@ import deltafmt
 from deltafmt import ChecksumError, HmacKey, IncompleteError, ReadOptions, SigningKey, UnsupportedError
 from deltafmt.format import keys
 from deltafmt.format.checksum import blake2b
-from deltafmt.format.ranks import emit_receipt, parse_reply
-from deltafmt.format.records import Receipt
+from deltafmt.format.ranks import DONE, emit_receipt, emit_verdict, parse_call, parse_reply
+from deltafmt.format.records import Attempt, Receipt, Verdict
 from deltafmt.store import MemoryStore, register_protocol
 from deltafmt.testing.faulty import FaultyStore, altered
 from tests.ranks import Tensors, anchor, changed, memory_root, model, publish, staged_parts, together
@@ -130,6 +130,36 @@ def test_a_receipt_that_somebody_exchanges_makes_no_version() -> None:
     stores[0].heal()
     assert publish(ranks, staged_parts(STATES[2])) == [2] * 3
     assert_trusted(f"memory://{name}", 2, SHARED)
+
+
+class _Forger(FaultyStore):
+    """Beside each call, before a rank can see it, somebody puts the verdict that it is done."""
+
+    def put_if_absent(self, key: str, data: Any) -> None:
+        if key.startswith(keys.ATTEMPTS) and key.count("/") == 2:
+            call = parse_call(bytes(data), where=key)
+            assert isinstance(call, Attempt)
+            done = Verdict(attempt=call.attempt, outcome=DONE, failure={})
+            if call.schema is not None:
+                self.put(keys.verdict_key(call.version, call.attempt), emit_verdict(done))
+        super().put_if_absent(key, data)
+
+
+def test_a_forged_verdict_makes_no_rank_believe_in_a_version() -> None:
+    name = secrets.token_hex(8)
+    register_protocol("forging", lambda path, _: _Forger(MemoryStore.named(path)))
+    ranks = begun(f"forging://{name}", [SHARED] * 3, 1)
+    parts = staged_parts(STATES[2])
+    # Two ranks hold it, and must agree.
+    parts[1] = {**parts[1], "norm": parts[1]["norm"] + 1}
+    errors = publish(ranks, parts)
+    assert [error.kind for error in errors] == ["replicas-differ"] * 3
+    assert deltafmt.open(f"memory://{name}").latest() == 1
+    assert publish(ranks, staged_parts(STATES[3])) == [2] * 3
+    live = {name_: torch.zeros_like(STATES[0][name_]) for name_ in NAMES}
+    receiver = deltafmt.Receiver(f"memory://{name}", live, options=ReadOptions(trust=[SHARED]))
+    assert receiver.advance() == 2
+    assert all(torch.equal(live[name_], STATES[3][name_]) for name_ in NAMES)
 
 
 def test_a_rank_that_does_not_trust_rank_0_leaves_the_version_whole() -> None:
