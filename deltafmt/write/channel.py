@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -18,6 +19,7 @@ from deltafmt.write.outcome import outcome_of
 
 _FIRST_PAUSE_SECONDS = 0.005
 _LONGEST_PAUSE_SECONDS = 0.5
+_THOROUGH_EVERY = 4
 VERDICT_PATIENCE = 1.25
 """How much longer than for anything else ranks wait for a verdict: rank 0 gives up before, and tells on whom."""
 _WINDOW = 2
@@ -89,7 +91,7 @@ class StoreChannel:
 
     def replies(self, call: Attempt) -> dict[int, bytes]:
         found: dict[int, bytes] = {}
-        for _ in self._looks():
+        for thorough in self._looks():
             for key in self._store.list(keys.replies_folder(call.version, call.attempt)):
                 writer = keys.reply_of(key)
                 if writer is not None and 0 < writer < self._world and writer not in found:
@@ -97,7 +99,7 @@ class StoreChannel:
             if len(found) == self._world - 1:
                 self._drop_past(call)
                 break
-            if taken(self._history, call):
+            if thorough and taken(self._history, call):
                 # Ranks that know it do not answer any more.
                 break
         return found
@@ -108,9 +110,9 @@ class StoreChannel:
         self._store.put(keys.verdict_key(call.version, call.attempt), emit_verdict(verdict))
 
     def await_call(self, expected: int) -> Attempt | Verdict:
-        for _ in self._looks():
+        for thorough in self._looks():
             if self._open is not None:
-                verdict = self._look(self._open)
+                verdict = self._look(self._open, thorough=thorough)
                 if verdict is not None:
                     self._open = None
                     return verdict
@@ -144,8 +146,8 @@ class StoreChannel:
         self._answered.add(call.coordinator)
 
     def await_verdict(self, call: Attempt) -> Verdict | None:
-        for _ in self._looks(VERDICT_PATIENCE * self._timeout):
-            verdict = self._look(call)
+        for thorough in self._looks(VERDICT_PATIENCE * self._timeout):
+            verdict = self._look(call, thorough=thorough)
             if verdict is not None:
                 self._open = None
                 if verdict.outcome == DONE:
@@ -184,8 +186,11 @@ class StoreChannel:
             return True
         return call.schema is None and not self._store.exists(keys.verdict_key(call.version, call.attempt))
 
-    def _look(self, call: Attempt) -> Verdict | None:
-        """How a call ended, if it has; one that its job's next coordinator has withdrawn is to be repeated."""
+    def _look(self, call: Attempt, *, thorough: bool) -> Verdict | None:
+        """How a call ended, if it has; one that its job's next coordinator has withdrawn is to be repeated.
+
+        Only a `thorough` look, which takes twice the requests, sees that it was withdrawn or is past.
+        """
         key = keys.verdict_key(call.version, call.attempt)
         if self._store.exists(key):
             verdict = parse_call(self._store.read(key), where=key)
@@ -194,11 +199,11 @@ class StoreChannel:
             # That a version is there only its manifest tells: anybody at the root may have put this.
             if call.purpose != WRITE or verdict.outcome != DONE:
                 return verdict
-        if call.purpose == WRITE:
+        if call.purpose == WRITE and (thorough or self._store.exists(keys.version_key(call.version))):
             outcome = outcome_of(self._history, call.version, call.attempt)
             if outcome is not None:
                 return Verdict(attempt=call.attempt, outcome=outcome, failure={})
-        if not self._store.exists(keys.attempt_key(call.version, call.attempt)):
+        if thorough and not self._store.exists(keys.attempt_key(call.version, call.attempt)):
             return Verdict(attempt=call.attempt, outcome=AGAIN, failure={})
         return None
 
@@ -223,13 +228,16 @@ class StoreChannel:
                 drop(self._store, own + replies)
         self._past = [call]
 
-    def _looks(self, seconds: float | None = None) -> Iterator[None]:
-        """Once at once, then after growing pauses, until the time is over; the last look is behind it."""
+    def _looks(self, seconds: float | None = None) -> Iterator[bool]:
+        """Once at once, then after growing pauses, until the time is over; the last look is behind it.
+
+        Yields whether to look for what happens seldom, too: at every fourth look, and at the last one.
+        """
         deadline = time.monotonic() + (self._timeout if seconds is None else seconds)
         pause = _FIRST_PAUSE_SECONDS
-        while True:
+        for number in itertools.count(1):
             late = time.monotonic() >= deadline
-            yield
+            yield late or number % _THOROUGH_EVERY == 0
             if late:
                 return
             time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
