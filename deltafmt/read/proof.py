@@ -164,7 +164,7 @@ def _scan(
             )
         segments = table.segment_rows(domain)
         segment = slice(segments.start, segments.stop)
-        _check_copies(view, domain, live, table.counted[segment])
+        _check_copies(view, domain, live, segments)
         rows, of_segment = np.unique(table.source[segment], return_inverse=True)
         found = np.zeros((len(rows), 2), np.uint64)
         np.add.at(found, of_segment, live.scan())
@@ -179,17 +179,24 @@ def _scan(
     return sums, partial
 
 
-def _check_copies(view: View, domain: int, live: LiveDomain, counted: npt.NDArray[np.bool_]) -> None:
+def _check_copies(view: View, domain: int, live: LiveDomain, segments: range) -> None:
     """Second copies of an element are not digested; they must be equal to the one that is."""
+    table = view.table
+    counted = table.counted[segments.start : segments.stop]
     copies = np.flatnonzero(~counted)
     if not len(copies):
         return
     shape = view.shape(domain)
     counts = np.zeros(shape.volume, shape.dtype)
     live.restricted(counted).read(counts)
-    for row in copies.tolist():
+    # Boxes share no element: the first copies in all of them are read at once, then the second ones.
+    boxes = np.searchsorted(table.box_segment, copies + segments.start, side="right")
+    turns = np.arange(len(copies)) - np.searchsorted(boxes, boxes)
+    for turn in range(int(turns.max()) + 1):
+        chosen = np.zeros(len(counted), bool)
+        chosen[copies[turns == turn]] = True
         bits = counts.copy()
-        live.restricted(np.arange(len(counted)) == row).read(bits)
+        live.restricted(chosen).read(bits)
         if (bits != counts).any():
             raise ChecksumError(
                 "two live copies of one element differ", kind="content-mismatch", where=view.name(domain)

@@ -116,7 +116,8 @@ class StoreChannel:
                 if verdict is not None:
                     self._open = None
                     return verdict
-            calls = [call for version in self._folders(expected) for call in self._new_calls(version)]
+            folders = self._folders(expected, thorough=thorough)
+            calls = [call for version in folders for call in self._new_calls(version)]
             if calls:
                 self._open = max(calls, key=lambda call: (call.created, call.round))
                 self._seen.add(keys.attempt_key(self._open.version, self._open.attempt))
@@ -160,9 +161,10 @@ class StoreChannel:
         self._coordinator = self._open = self._twice = None
         self._answered.clear()
 
-    def _folders(self, expected: int) -> Iterable[int]:
+    def _folders(self, expected: int, *, thorough: bool) -> Iterable[int]:
+        """Versions for which this rank may be called."""
         if self._coordinator is not None:
-            return (expected, expected + 1)
+            return (expected, expected + 1) if thorough else (expected,)
         return range(max(0, expected - _WINDOW), expected + _WINDOW + 1)
 
     def _new_calls(self, version: int) -> Iterator[Attempt]:
@@ -189,17 +191,19 @@ class StoreChannel:
     def _look(self, call: Attempt, *, thorough: bool) -> Verdict | None:
         """How a call ended, if it has; one that its job's next coordinator has withdrawn is to be repeated.
 
-        Only a `thorough` look, which takes twice the requests, sees that it was withdrawn or is past.
+        Only a `thorough` look, which takes more requests, sees that a version has failed, was withdrawn or is past.
         """
+        writes = call.purpose == WRITE
         key = keys.verdict_key(call.version, call.attempt)
-        if self._store.exists(key):
+        # A version that is there has no verdict: its manifest tells.
+        if (thorough or not writes) and self._store.exists(key):
             verdict = parse_call(self._store.read(key), where=key)
             if not isinstance(verdict, Verdict):
                 return None
             # That a version is there only its manifest tells: anybody at the root may have put this.
-            if call.purpose != WRITE or verdict.outcome != DONE:
+            if not writes or verdict.outcome != DONE:
                 return verdict
-        if call.purpose == WRITE and (thorough or self._store.exists(keys.version_key(call.version))):
+        if writes and (thorough or self._store.exists(keys.version_key(call.version))):
             outcome = outcome_of(self._history, call.version, call.attempt)
             if outcome is not None:
                 return Verdict(attempt=call.attempt, outcome=outcome, failure={})

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from deltafmt import BaseMismatchError, Box, ChecksumError, Layout, LayoutError, Placement, Receiver
+from deltafmt.read.live import LiveDomain
 from tests.reading import Course, blank, same
 
 
@@ -187,6 +190,44 @@ def test_one_element_in_many_places() -> None:
     live["slots"][4, 1, 1] += 1
     with pytest.raises(ChecksumError, match="copies"):
         receiver.verify()
+
+
+def test_copies_of_many_tensors_are_compared_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it takes grows with the copies of one element, not with those in a domain."""
+    sources = {f"t{number}": rand(5, seed=number) for number in range(60)}
+    course = Course(dict(sources), domain_elements=1 << 20)
+    course.anchor()
+    live = {
+        "two": torch.zeros(60, 2, 5, dtype=torch.bfloat16),
+        "some": torch.zeros(60, 5, dtype=torch.bfloat16),
+    }
+    placements = [
+        Placement(f"t{number}", Box.full((5,)), target, start, (1,))
+        for number in range(60)
+        for target, start in (("two", number * 10), ("two", number * 10 + 5), ("some", number * 5))
+        if target == "two" or number % 7 == 3
+    ]
+    untouched = [("some", Box((number, 0), (number + 1, 5))) for number in range(60) if number % 7 != 3]
+    receiver = Receiver(course.root, live, layout=Layout(placements, untouched=untouched))
+    receiver.advance()
+    reads = 0
+    read = LiveDomain.read
+
+    def counting(self: LiveDomain, *arguments: Any) -> None:
+        nonlocal reads
+        reads += 1
+        read(self, *arguments)
+
+    monkeypatch.setattr(LiveDomain, "read", counting)
+    assert receiver.verify().complete
+    assert reads == 3, "the elements, their second copies, their third ones"
+    for tensor, place in ((live["two"], (41, 1, 2)), (live["some"], (10, 4)), (live["two"], (59, 0, 0))):
+        before = tensor[place].clone()
+        tensor[place] += 1
+        with pytest.raises(ChecksumError):
+            receiver.verify()
+        tensor[place] = before
+        receiver.adopt(0)
 
 
 def test_what_is_untouched_stays_as_it_is() -> None:
