@@ -85,7 +85,10 @@ def classify(error: BaseException) -> tuple[int, str] | None:
     if isinstance(error, OSError):
         return STORAGE, "check the URL, the network, permissions and free space"
     if isinstance(error, ImportError):
-        return USAGE, "install what is missing; deltafmt's extras are s3, sign, transformers and demo"
+        return (
+            USAGE,
+            "install what is missing; deltafmt's extras are s3, gcs, azure, obstore, sign, transformers, demo",
+        )
     return None
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from deltafmt.kernels.cast import rounded
 from deltafmt.kernels.intrinsics import LANES, float_of, nonzero, prefetch, trailing_zeros
 
 Floats = npt.NDArray[np.float32]
@@ -131,9 +132,8 @@ def _near(p: Any, bits: Any, m: Any, v: Any, reach: Any, slip: Any, least: Any, 
         border = float_of(_I32(_I32(bits[k] & _I32(-0x10000)) | _I32(0x8000)))
         size = abs(p[k])
         way = abs(p[k] - border) - slip * size
-        other = size * (_F32(2.0**-10) - slip)
-        # NaN, which is less than nothing, stays.
-        way = min(way, other)
+        # A way that is NaN stays: `min` leaves its first argument unless the second is less.
+        way = min(way, size * (_F32(2.0**-10) - slip))
         far = reach * m[k]
         # What is infinite, NaN, or has no way left, compares as false; 2^-140 is for underflow of the squares.
         flag[k] = not (far * far + _F32(2.0**-140) < way * (abs(way) * (v[k] + least)))
@@ -150,11 +150,10 @@ def _compare(
         update = size * (m[k] / (np.sqrt(v[k]) * root + eps))
         before = (p[k] + update) * decay
         now, then = abs(p[k]), abs(before)
-        band = p_band * (max(then, now)) + q_band * abs(update) + least
+        band = p_band * max(then, now) + q_band * abs(update) + least
         magnitude = _I32(bits[k] & _I32(0x7FFFFFFF))
-        # To nearest, ties to even; the borders of zero and of infinity are NaN, which compares as false.
-        odd = _I32(_I32(magnitude >> _I32(16)) & _I32(1))
-        value = _I32(_I32(magnitude + _I32(0x7FFF)) + odd) & _I32(-0x10000)
+        # The borders of zero and of infinity are NaN, which compares as false.
+        value = rounded(magnitude) & _I32(-0x10000)
         inner, outer = float_of(_I32(value - _I32(0x8000))), float_of(_I32(value + _I32(0x8000)))
         along = before if bits[k] >= 0 else -before
         low, high = along - band, along + band

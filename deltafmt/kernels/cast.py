@@ -51,6 +51,13 @@ def mark_overwritten(old: Bits, wide: Floats, words: Words, first: int) -> tuple
     return before & (2**64 - 1), after & (2**64 - 1)
 
 
+@njit(nogil=True, cache=True, inline="always")
+def rounded(bits: Any) -> Any:
+    """32-bit patterns whose upper half is BF16, to nearest, ties to even; the lower half is of no account."""
+    odd = _I32(_I32(bits >> _I32(16)) & _I32(1))
+    return _I32(_I32(bits + _I32(0x7FFF)) + odd)
+
+
 @njit(nogil=True, cache=True)
 def _narrow(wide: Any, into: Any) -> Any:
     """Cast; returns whether there is NaN."""
@@ -58,8 +65,7 @@ def _narrow(wide: Any, into: Any) -> Any:
     for k in range(wide.size):
         value = wide[k]
         largest = max(largest, _I32(value & _I32(0x7FFFFFFF)))
-        odd = _I32(_I32(value >> _I32(16)) & _I32(1))
-        into[k] = np.uint16(_I32(_I32(value + _I32(0x7FFF)) + odd) >> _I32(16))
+        into[k] = np.uint16(rounded(value) >> _I32(16))
     return largest > _I32(0x7F800000)
 
 

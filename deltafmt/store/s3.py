@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -88,32 +88,25 @@ class S3Store(FsspecStore):
         return int(head["ContentLength"])
 
     def read_all(self, key: str) -> bytes:
-        quick = self._by_obstore(key)
-        if quick is not None:
-            return bytes(quick)
         # Without a range s3fs asks for the size first.
-        data: bytes = self._once(key, lambda path: self._cat(path, start=0))
-        self._driver_read(data)
-        return data
+        return bytes(self._read(key, lambda: self._once(key, lambda path: self._cat(path, start=0))))
 
     def read_range(self, key: str, start: int, stop: int) -> Buffer:
-        quick = self._by_obstore(key, start, stop)
-        if quick is not None:
-            return quick
-        data = super().read_range(key, start, stop)
-        self._driver_read(data)
-        return data
+        return self._read(key, partial(super().read_range, key, start, stop), start, stop)
 
-    def _driver_read(self, data: Buffer) -> None:
-        # Where nothing is to be had, for the range is outside of the object, obstore complains rightly.
-        if self._quick is not None and data:
-            self._quick.missed()
-
-    def _by_obstore(self, key: str, start: int = 0, stop: int | None = None) -> Buffer | None:
+    def _read(
+        self, key: str, by_driver: Callable[[], Buffer], start: int = 0, stop: int | None = None
+    ) -> Buffer:
+        """Bytes of an object by obstore, where it is asked for and can, else by the driver."""
         quick = self._quick
         if quick is None:
-            return None
+            return by_driver()
         found: Buffer | None = self._once(key, lambda path: quick.read(path, start, stop))
+        if found is None:
+            found = by_driver()
+            # Where nothing is to be had, for the range is outside of the object, obstore complains rightly.
+            if found:
+                quick.missed()
         return found
 
     def put(self, key: str, data: Buffer) -> None:

@@ -14,6 +14,7 @@ from deltafmt.schema import Schema
 from deltafmt.tensors import torch_dtype
 from deltafmt.tracing.found import Ints, by_numbers
 from deltafmt.tracing.meet import UnsureError
+from deltafmt.tracing.operations import operations
 from deltafmt.tracing.parts import NOTHING, Numbers
 from deltafmt.tracing.pieces import check_cast
 from deltafmt.tracing.recorded import follow
@@ -144,26 +145,7 @@ def _new(source: Held, *given: Any, dtype: Any = None, device: Any = None, **_: 
     return Held(_nothing(shape), dtype or source.dtype, device)
 
 
-_NEW = (
-    "empty_like",
-    "zeros_like",
-    "ones_like",
-    "full_like",
-    "new_empty",
-    "new_zeros",
-    "new_ones",
-    "new_full",
-)
-_OWN: Mapping[str, Callable[..., Any]] = {
-    "aten.copy_.default": _copy_,
-    "aten.equal.default": _equal,
-    "aten.fill_.Scalar": _fill_,
-    "aten.fill_.Tensor": _fill_,
-    "aten.zero_.default": _fill_,
-    "aten.clone.default": _clone,
-    "aten._to_copy.default": _to_copy,
-    **{f"aten.{name}.default": _new for name in _NEW},
-}
+_OWN = operations(copy=_copy_, equal=_equal, fill=_fill_, clone=_clone, to_copy=_to_copy, new=_new)
 _DATA: Mapping[str, tuple[int, ...]] = {
     "aten.cat.default": (0,),
     "aten.stack.default": (0,),

@@ -9,6 +9,7 @@ import torch
 
 from deltafmt.tracing import picks
 from deltafmt.tracing.meet import UnsureError
+from deltafmt.tracing.operations import operations
 from deltafmt.tracing.pieces import Pieces
 from deltafmt.tracing.recorder import Held
 
@@ -126,25 +127,8 @@ def _one_dtype(parts: Sequence[Any]) -> torch.dtype:
     return found
 
 
-_NEW = (
-    "empty_like",
-    "zeros_like",
-    "ones_like",
-    "full_like",
-    "new_empty",
-    "new_zeros",
-    "new_ones",
-    "new_full",
-)
-
 MOVES: Mapping[str, Callable[..., Any]] = {
-    "aten.copy_.default": copy_,
-    "aten.equal.default": equal,
-    "aten.fill_.Scalar": fill_,
-    "aten.fill_.Tensor": fill_,
-    "aten.zero_.default": fill_,
-    "aten.clone.default": clone,
-    "aten._to_copy.default": to_copy,
+    **operations(copy=copy_, equal=equal, fill=fill_, clone=clone, to_copy=to_copy, new=empty_like),
     "aten.cat.default": cat,
     "aten.stack.default": stack,
     "aten.constant_pad_nd.default": pad,
@@ -155,6 +139,5 @@ MOVES: Mapping[str, Callable[..., Any]] = {
     "aten.index.Tensor": picks.index,
     "aten.index_copy_.default": picks.index_copy_,
     "aten.index_put_.default": picks.index_put_,
-    **{f"aten.{name}.default": empty_like for name in _NEW},
 }
 """By the names that torch gives its operations."""

@@ -60,9 +60,14 @@ class PublishMetrics:
     tensors: Mapping[str, TensorMetrics]
 
     @property
+    def elements(self) -> int:
+        """Elements that this rank stores."""
+        return sum(tensor.elements for tensor in self.tensors.values())
+
+    @property
     def changed_share(self) -> float | None:
         """Elements that changed, of those that this rank stores; None where it is not known, or stores none."""
-        elements = sum(tensor.elements for tensor in self.tensors.values())
+        elements = self.elements
         return None if self.changed is None or not elements else self.changed / elements
 
     @property
@@ -170,7 +175,7 @@ def tell(metrics: PublishMetrics, hook: OnPublish | None) -> None:
         "version %d: %s of %d elements changed, %d bytes; %.3f s (detect %.3f, encode %.3f, upload %.3f, commit %.3f)",
         metrics.version,
         "all" if metrics.changed is None else metrics.changed,
-        sum(tensor.elements for tensor in metrics.tensors.values()),
+        metrics.elements,
         metrics.stored_bytes,
         metrics.seconds,
         metrics.detect_seconds,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -142,12 +143,14 @@ def test_a_way_added_meanwhile_is_whole_or_taken_back(course: Course, version: i
     interleaved(course, add, check)
 
 
-@pytest.mark.parametrize("held", [None, 1, 3])
-def test_a_receiver_that_advances_meanwhile_ends_right(course: Course, held: int | None) -> None:
+def overtaken(
+    course: Course, held: int | None, **options: Any
+) -> Iterator[tuple[MemoryStore, FaultyStore, deltafmt.Receiver]]:
+    """Receivers that have come to the newest version with a collection at each call of their advance in turn."""
     for number in range(1, 26):
         inner, store = start(course)
         live = blank(course.tensors)
-        receiver = deltafmt.Receiver(url_of(store), live)
+        receiver = deltafmt.Receiver(url_of(store), live, options=deltafmt.ReadOptions(**options))
         if held is not None:
             receiver.advance(held)
         store.heal()
@@ -155,6 +158,13 @@ def test_a_receiver_that_advances_meanwhile_ends_right(course: Course, held: int
         assert receiver.advance() == 5
         assert same(live, course.versions[5]), number
         receiver.verify()
+        yield inner, store, receiver
+        assert same(live, course.versions[5]), number
+
+
+@pytest.mark.parametrize("held", [None, 1, 3])
+def test_a_receiver_that_advances_meanwhile_ends_right(course: Course, held: int | None) -> None:
+    for inner, _, receiver in overtaken(course, held):
         receiver.close()
         # What the lease held back goes with it.
         assert collected(inner).floor == 4
@@ -279,21 +289,9 @@ def test_a_collection_at_calls_of_a_squash(
 @pytest.mark.parametrize("held", [None, 1, 3])
 def test_a_receiver_without_a_lease_ends_right_or_is_told(course: Course, held: int | None) -> None:
     """It starts anew from the newest anchor by itself; a version of its own choice that is gone is named."""
-    for number in range(1, 26):
-        inner, store = start(course)
-        live = blank(course.tensors)
-        options = deltafmt.ReadOptions(lease_seconds=None)
-        receiver = deltafmt.Receiver(url_of(store), live, options=options)
-        if held is not None:
-            receiver.advance(held)
-        store.heal()
-        at_call(number, lambda inner=inner: collected(inner))(store)  # type: ignore[misc]
-        assert receiver.advance() == 5
-        assert same(live, course.versions[5]), number
-        receiver.verify()
+    for inner, store, receiver in overtaken(course, held, lease_seconds=None):
         assert not [call for call in store.log if call.verb == "put" and call.key.startswith("leases/")]
         collected(inner)
         with pytest.raises(VersionGoneError):
             receiver.advance(1)
-        assert same(live, course.versions[5])
         receiver.close()

@@ -49,8 +49,19 @@ class Place:
     def open(self) -> deltafmt.Lineage:
         return deltafmt.open(self.root, storage_options=self.storage_options)
 
-    def writer(self, options: deltafmt.WriterOptions) -> deltafmt.Writer:
-        return deltafmt.Writer(self.root, storage_options=self.storage_options, options=options)
+    def writer(self, options: deltafmt.WriterOptions, **ranks: Any) -> deltafmt.Writer:
+        return deltafmt.Writer(self.root, storage_options=self.storage_options, options=options, **ranks)
+
+    def say_ready(self) -> None:
+        """Tell that this process begins its work."""
+        (self.folder / f"ready-{os.getpid()}").touch()
+
+    def await_ready(self, process: BaseProcess) -> None:
+        """Wait until a process has begun its work, or is dead."""
+        ready = self.folder / f"ready-{process.pid}"
+        while not ready.exists() and process.is_alive():
+            time.sleep(0.002)
+        ready.unlink(missing_ok=True)
 
 
 def on_s3(tally: Tally, *, seed: int, kills: int) -> Iterator[Tally]:
@@ -108,10 +119,7 @@ def campaign(
 
 def _kill(process: BaseProcess, place: Place, dice: random.Random) -> None:
     """Kill a process a random moment after it has begun its work."""
-    ready = place.folder / f"ready-{process.pid}"
-    while not ready.exists() and process.is_alive():
-        time.sleep(0.002)
-    ready.unlink(missing_ok=True)
+    place.await_ready(process)
     process.join(dice.uniform(0.0, place.longest))
     assert process.pid is not None
     if process.is_alive():
@@ -194,12 +202,12 @@ class Announced:
             tally.fail("wrong_bits", f"version {version}")
 
 
-def work(place: Place, turn: Any) -> None:
+def _work(place: Place, turn: Any) -> None:
     """Say that the work begins, and take turns until killed; a failure is written down."""
     torch.set_num_threads(1)
     try:
         state = turn(None)
-        (place.folder / f"ready-{os.getpid()}").touch()
+        place.say_ready()
         while True:
             state = turn(state)
     except BaseException as error:
@@ -236,7 +244,7 @@ def _write(place: Place, seed: int) -> None:
         os.write(log, f"acknowledge {version} {number}\n".encode())
         return tensors
 
-    work(place, turn)
+    _work(place, turn)
 
 
 def _receive(place: Place, seed: int) -> None:
@@ -257,7 +265,7 @@ def _receive(place: Place, seed: int) -> None:
             receiver.verify()
         return True
 
-    work(place, turn)
+    _work(place, turn)
 
 
 def _tidy(place: Place, seed: int) -> None:
@@ -282,7 +290,7 @@ def _tidy(place: Place, seed: int) -> None:
                 lineage.add_anchor(dice.randrange(oldest, newest + 1))
         return True
 
-    work(place, turn)
+    _work(place, turn)
 
 
 _ROLE = {"writer": _write, "receiver": _receive, "janitor": _tidy}

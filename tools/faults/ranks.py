@@ -22,7 +22,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-import deltafmt
 from deltafmt.errors import DeltafmtError
 from tools.faults.kills import Announced, Place, complaint
 from tools.faults.world import OPTIONS, Tally, Tensors, first_tensors, moved
@@ -61,7 +60,8 @@ def campaign(tally: Tally, *, seed: int, kills: int) -> Iterator[Tally]:
             ]
             for process in processes:
                 process.start()
-            _await_ready(processes, place)
+            for process in processes:
+                place.await_ready(process)
             time.sleep(dice.uniform(0.0, place.longest))
             victim = dice.choice(processes)
             if victim.is_alive():
@@ -81,14 +81,6 @@ def campaign(tally: Tally, *, seed: int, kills: int) -> Iterator[Tally]:
             yield tally
     finally:
         shutil.rmtree(folder)
-
-
-def _await_ready(processes: list[multiprocessing.context.ForkServerProcess], place: Place) -> None:
-    for process in processes:
-        ready = place.folder / f"ready-{process.pid}"
-        while not ready.exists() and process.is_alive():
-            time.sleep(0.002)
-        ready.unlink(missing_ok=True)
 
 
 def _rank(place: Place, job: _Job, rank: int) -> None:
@@ -114,9 +106,8 @@ def _publish(place: Place, job: _Job, rank: int) -> None:
             world_size=job.ranks,
             timeout=timedelta(seconds=_GROUP_SECONDS),
         )
-    writer = deltafmt.Writer(
-        place.root,
-        options=replace(OPTIONS, job=f"job {job.number}", rank_timeout_seconds=_RANK_SECONDS, anchor_every=7),
+    writer = place.writer(
+        replace(OPTIONS, job=f"job {job.number}", rank_timeout_seconds=_RANK_SECONDS, anchor_every=7),
         rank=rank,
         world_size=job.ranks,
     )
@@ -125,7 +116,7 @@ def _publish(place: Place, job: _Job, rank: int) -> None:
     read = place.open().read(held)
     # The order is that in which the audit moves them, too.
     tensors = {name: read[name] for name in first_tensors(0)}
-    (place.folder / f"ready-{os.getpid()}").touch()
+    place.say_ready()
     while True:
         held += 1
         number = job.seed(held)
